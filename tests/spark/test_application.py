@@ -51,11 +51,11 @@ REMEDY = (
         ("x" * 1000, "x" * 500),
     ],
 )
-def test_errors_of_spark_are_one_line(text: str, line: str) -> None:
+def test_spark_errors_are_described_in_one_line(text: str, line: str) -> None:
     assert describe_error(Exception(text)) == line
 
 
-def test_settings_of_the_user_override_those_for_a_small_java() -> None:
+def test_user_settings_override_defaults_for_java() -> None:
     environment = {"SPARK_SUBMIT_OPTS": "-XX:+UseG1GC"}
     _choose_java(environment, Path("/some where"))
     assert environment["SPARK_DRIVER_MEMORY"] == "512m"

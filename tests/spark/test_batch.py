@@ -42,7 +42,7 @@ def segment_files(broker: BrokerProcess, client: InternalClient, stream: str) ->
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_every_way_gives_the_rows_that_the_client_reads(
+def test_rows_equal_the_messages_that_a_client_reads(
     via: str, sealed: str, read: Read, client: StreamManagerClient
 ) -> None:
     client.append_message(sealed, b"the newest")
@@ -52,7 +52,7 @@ def test_every_way_gives_the_rows_that_the_client_reads(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_messages_of_any_size_come_whole(
+def test_messages_of_any_size_are_read(
     via: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("sizes", stream_segment_size=MEBIBYTE)
@@ -63,7 +63,7 @@ def test_messages_of_any_size_come_whole(
     assert [row.payload for row in rows_of(read(stream, via=via))] == payloads
 
 
-def test_the_columns_are_those_of_the_guide(sealed: str, read: Read) -> None:
+def test_frame_has_the_documented_columns(sealed: str, read: Read) -> None:
     assert read(sealed).dtypes == [
         ("stream", "string"),
         ("sequence_number", "bigint"),
@@ -72,7 +72,7 @@ def test_the_columns_are_those_of_the_guide(sealed: str, read: Read) -> None:
     ]
 
 
-def test_a_memory_stream_is_read_over_the_wire_by_itself(
+def test_memory_stream_is_read_over_the_wire_by_default(
     create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("memory", persistence=Persistence.Memory, stream_segment_size=SEGMENT)
@@ -83,11 +83,11 @@ def test_a_memory_stream_is_read_over_the_wire_by_itself(
     assert len(rows) == 320
 
 
-def test_an_empty_stream_has_no_rows(create: Create, read: Read) -> None:
+def test_empty_stream_has_no_rows(create: Create, read: Read) -> None:
     assert rows_of(read(create("empty"))) == []
 
 
-def test_files_are_read_without_the_broker_reading_them(
+def test_files_are_read_without_the_broker(
     sealed: str, read: Read, client: StreamManagerClient
 ) -> None:
     before = client.statistics().messages_read
@@ -97,7 +97,7 @@ def test_files_are_read_without_the_broker_reading_them(
     assert client.statistics().messages_read == before + 1000
 
 
-def test_a_broker_is_found_by_host_port_and_token(
+def test_files_are_read_with_host_port_and_token(
     spark: SparkSession, sealed: str, broker: BrokerProcess, client: StreamManagerClient
 ) -> None:
     options = {"host": "127.0.0.1", "port": str(broker.port), "token": broker.token}
@@ -111,7 +111,7 @@ def test_a_broker_is_found_by_host_port_and_token(
 # Which streams, from where to where
 
 
-def test_several_streams_are_named_with_commas_a_pattern_or_json(
+def test_streams_are_selected_by_commas_pattern_or_json(
     create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     first, second, other = create("many-a"), create("many-b"), create("other")
@@ -126,7 +126,7 @@ def test_several_streams_are_named_with_commas_a_pattern_or_json(
     assert streams_of(json.dumps([second, other])) == {second, other}
 
 
-def test_a_name_with_a_comma_is_given_as_json(
+def test_name_with_a_comma_is_given_as_json(
     create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("north, south")
@@ -145,13 +145,13 @@ def test_a_name_with_a_comma_is_given_as_json(
         ({"startingPosition": "5000"}, range(0)),
     ],
 )
-def test_positions_bound_what_is_read(
+def test_positions_bound_a_read(
     positions: dict[str, str], expected: range, sealed: str, read: Read
 ) -> None:
     assert numbers_of(read(sealed, **positions)) == list(expected)
 
 
-def test_each_stream_may_have_a_position_of_its_own(
+def test_streams_have_separate_positions(
     sealed: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     other = create("other")
@@ -162,9 +162,7 @@ def test_each_stream_may_have_a_position_of_its_own(
     assert found == {(sealed, 998), (sealed, 999), (other, 0), (other, 1), (other, 2)}
 
 
-def test_partitions_are_at_least_as_many_as_asked_for_and_keep_the_order(
-    sealed: str, read: Read
-) -> None:
+def test_min_partitions_is_honoured_and_order_is_kept(sealed: str, read: Read) -> None:
     frame = read(sealed, minPartitions=7)
     assert frame.rdd.getNumPartitions() >= 7
     assert numbers_of(frame) == list(range(1000))
@@ -174,7 +172,7 @@ def test_partitions_are_at_least_as_many_as_asked_for_and_keep_the_order(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_positions_read_no_other_messages(via: str, sealed: str, read: Read) -> None:
+def test_messages_outside_the_positions_are_not_scanned(via: str, sealed: str, read: Read) -> None:
     frame = read(sealed, via=via, startingPosition=121, endingPosition=131)
     assert [row.sequence_number for row in frame.collect()] == list(range(121, 131))
     assert count_scanned(frame) == 10
@@ -225,7 +223,7 @@ def test_filters_are_applied_by_spark(
         ({"stream": "*", "createStream": "true"}, "option createStream is for a write"),
     ],
 )
-def test_a_wrong_option_is_named(
+def test_wrong_option_is_named(
     options: dict[str, str], problem: str, spark: SparkSession, broker: BrokerProcess
 ) -> None:
     with pytest.raises(PySparkException) as raised:
@@ -233,7 +231,7 @@ def test_a_wrong_option_is_named(
     assert problem in str(raised.value)
 
 
-def test_a_token_that_is_not_known_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_unknown_token_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
     reader = spark.read.format("penstock").options(
         stream="*", host="127.0.0.1", port=str(broker.port), token="wrong"
     )
@@ -241,7 +239,7 @@ def test_a_token_that_is_not_known_is_refused(spark: SparkSession, broker: Broke
         reader.load().count()
 
 
-def test_a_broker_that_is_not_there_is_named(spark: SparkSession) -> None:
+def test_address_of_unavailable_broker_is_named(spark: SparkSession) -> None:
     reader = spark.read.format("penstock").options(stream="*", host="127.0.0.1", port="1")
     with pytest.raises(PySparkException, match=r"no stream manager answers on 127\.0\.0\.1:1"):
         reader.load().count()
@@ -254,7 +252,7 @@ def test_a_broker_that_is_not_there_is_named(spark: SparkSession) -> None:
         "stream STRING, sequence_number BIGINT, ingest_time TIMESTAMP, payload BINARY",
     ],
 )
-def test_a_schema_of_the_users_own_is_refused(
+def test_user_schema_is_refused(
     schema: str, spark: SparkSession, sealed: str, broker: BrokerProcess
 ) -> None:
     reader = spark.read.format("penstock").options(root=str(broker.root), stream=sealed)
@@ -263,7 +261,7 @@ def test_a_schema_of_the_users_own_is_refused(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_damaged_messages_fail_a_query_or_are_left_out(
+def test_damaged_messages_fail_a_query_or_are_skipped(
     via: str, sealed: str, read: Read, broker: BrokerProcess, client: InternalClient
 ) -> None:
     path = segment_files(broker, client, sealed)[2]
@@ -281,7 +279,7 @@ def test_damaged_messages_fail_a_query_or_are_left_out(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_rows_are_right_while_the_broker_appends_rolls_and_deletes(
+def test_rows_are_correct_while_the_broker_appends_rolls_and_deletes(
     via: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("busy", max_size=8 * MEBIBYTE, stream_segment_size=SEGMENT)
@@ -315,7 +313,7 @@ def test_rows_are_right_while_the_broker_appends_rolls_and_deletes(
     writer.join()
 
 
-def test_another_session_learns_the_format_too(
+def test_format_is_registered_in_another_session(
     spark: SparkSession, sealed: str, broker: BrokerProcess
 ) -> None:
     other = spark.newSession()

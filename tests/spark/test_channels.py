@@ -45,7 +45,7 @@ def options(channels: str | None = None, root: str | None = None) -> ChannelRead
     return ChannelReadOptions(channel="farm", channels=channels, root=root)
 
 
-def test_the_directory_is_named_or_found_with_the_broker(
+def test_directory_comes_from_options_environment_or_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -60,7 +60,7 @@ def test_the_directory_is_named_or_found_with_the_broker(
     assert find_channels(options(), {}) == Path("/t")
 
 
-def test_a_channel_that_is_not_there_is_an_error_with_those_that_are(tmp_path: Path) -> None:
+def test_unknown_channel_is_an_error_that_lists_existing_channels(tmp_path: Path) -> None:
     with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* it has no channels"):
         list_parts(tmp_path / "channels", "farm")
     for name in ("wind", "rain"):
@@ -71,7 +71,7 @@ def test_a_channel_that_is_not_there_is_an_error_with_those_that_are(tmp_path: P
         list_parts(tmp_path / "channels", "farm")
 
 
-def test_files_come_by_date_without_those_that_are_being_written(tmp_path: Path) -> None:
+def test_files_are_listed_by_date_without_unfinished_files(tmp_path: Path) -> None:
     fill(tmp_path, "farm", 0, 9)
     day = next((tmp_path / "channels/farm").glob("date=*"))
     (day / ".turbine-0123abcd-1").write_bytes(b"half")
@@ -100,25 +100,25 @@ def test_small_files_share_a_task(sizes: list[int], min_partitions: int, tasks: 
     assert [path for task in planned for path in task.paths] == [part.path for part in parts]
 
 
-def test_a_file_that_is_gone_by_now_has_no_rows(tmp_path: Path) -> None:
+def test_missing_file_has_no_rows(tmp_path: Path) -> None:
     reader = ChannelReader(options())
     assert list(reader.read(ChannelTask([str(tmp_path / "gone.parquet")]))) == []
 
 
 @pytest.mark.parametrize("name", ["../etc", "a b", "x" * 129])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_invalid_channel_name_is_refused(name: str) -> None:
     with pytest.raises(SettingError, match="option channel is"):
         ChannelReader(ChannelReadOptions(channel=name))
 
 
-def test_a_query_is_about_streams_or_a_channel() -> None:
+def test_options_stream_and_channel_are_exclusive() -> None:
     source = PenstockDataSource({"channel": "farm", "stream": "s"})
     for ask in (source.schema, lambda: source.reader(SCHEMA)):
         with pytest.raises(SettingError, match="options stream and channel are both set"):
             ask()
 
 
-def test_a_channel_has_no_streaming_queries_and_no_writes() -> None:
+def test_channel_supports_no_streaming_queries_and_no_writes() -> None:
     source = PenstockDataSource({"channel": "farm"})
     with pytest.raises(SettingError, match="read the stream that fills the channel"):
         source.streamReader(CHANNEL_SCHEMA)
@@ -126,13 +126,13 @@ def test_a_channel_has_no_streaming_queries_and_no_writes() -> None:
         source.writer(SCHEMA, overwrite=False)
 
 
-def test_an_option_of_streams_is_none_of_a_channel() -> None:
+def test_option_of_streams_is_refused_for_a_channel() -> None:
     source = PenstockDataSource({"channel": "farm", "startingPosition": "7"})
     with pytest.raises(SettingError, match="not for a channel"):
         source.reader(CHANNEL_SCHEMA)
 
 
-def test_the_columns_are_those_of_a_channel() -> None:
+def test_channel_has_its_own_schema_and_reader() -> None:
     assert PenstockDataSource({"Channel": "farm"}).schema() == CHANNEL_SCHEMA
     reader = PenstockDataSource({"channel": "farm"}).reader(CHANNEL_SCHEMA)
     assert type(pickle.loads(pickle.dumps(reader))) is ChannelReader
@@ -147,7 +147,9 @@ def read_channel(spark: SparkSession, tmp_path: Path) -> Callable[[str], DataFra
     return read
 
 
-def test_a_channel_is_a_dataframe(read_channel: Callable[[str], DataFrame], tmp_path: Path) -> None:
+def test_channel_is_read_as_a_dataframe(
+    read_channel: Callable[[str], DataFrame], tmp_path: Path
+) -> None:
     fill(tmp_path, "farm", 0, 30)
     fill(tmp_path, "farm", 0, 3, stream="weather")
     rows = read_channel("farm").orderBy("stream", "sequence_number").collect()

@@ -62,13 +62,13 @@ def section(title: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_table_has_every_option_of_a_query_and_no_other(kind: str) -> None:
+def test_table_lists_the_options_of_each_kind_of_query(kind: str) -> None:
     named = [row.option for row in table_of_options() if kind in row.kinds]
     assert sorted(named) == sorted(KINDS[kind].__struct_encode_fields__)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_table_has_the_defaults(kind: str) -> None:
+def test_table_lists_the_defaults(kind: str) -> None:
     shown = {row.option: row.default for row in table_of_options() if kind in row.kinds}
     options = msgspec.to_builtins(parse_options({"stream": "needed"}, KINDS[kind]))
     for option in options.keys() - {"stream"}:
@@ -77,7 +77,7 @@ def test_the_table_has_the_defaults(kind: str) -> None:
         assert shown[option] == ("" if default is None else text.removesuffix(".0")), option
 
 
-def test_the_table_of_columns_is_the_schema() -> None:
+def test_table_of_columns_matches_the_schema() -> None:
     columns = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Quick start"), re.MULTILINE)
     types = {"bigint": "long"}
     schema = [(field.name, field.dataType.simpleString()) for field in SCHEMA.fields]
@@ -85,7 +85,7 @@ def test_the_table_of_columns_is_the_schema() -> None:
 
 
 @pytest.mark.full
-def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+def test_snippets_run_in_sequence(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert len(snippets) > 10
     (reading,) = (place for place, text in enumerate(snippets) if "dropDuplicates" in text)

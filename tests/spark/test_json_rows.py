@@ -76,7 +76,7 @@ def alike(spark: SparkSession, encode: Encode) -> tuple[Any, Any]:
 
 
 @pytest.mark.parametrize("what", ALIKE)
-def test_a_row_is_what_spark_makes_of_it(alike: tuple[Any, Any], what: str) -> None:
+def test_row_equals_the_result_of_to_json(alike: tuple[Any, Any], what: str) -> None:
     ours, theirs = alike
 
     assert ours[what] == theirs[what]
@@ -95,7 +95,7 @@ def test_rows_keep_their_order(spark: SparkSession, encode: Encode) -> None:
     assert encode(rows) == by_spark(rows)
 
 
-def test_a_row_of_nothing_is_an_empty_object(spark: SparkSession, encode: Encode) -> None:
+def test_row_of_nulls_is_an_empty_object(spark: SparkSession, encode: Encode) -> None:
     assert encode(spark.sql("SELECT cast(null AS int) AS a, null AS b")) == ["{}"]
 
 
@@ -112,13 +112,13 @@ def test_times_keep_their_microseconds_and_are_in_utc(spark: SparkSession, encod
     assert json.loads(encoded[0]) == {"time": utc, "times": [utc]}
 
 
-def test_a_time_without_a_zone_stays_without_one(spark: SparkSession, encode: Encode) -> None:
+def test_time_without_a_zone_is_written_without_one(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT timestamp_ntz'2024-07-02 03:04:05.6789' AS t, time'03:04:05' AS u")
 
     assert encode(rows) == ['{"t":"2024-07-02T03:04:05.678900","u":"03:04:05"}']
 
 
-def test_a_time_far_from_now_is_refused() -> None:
+def test_time_outside_years_1_to_9999_is_refused() -> None:
     schema = StructType().add("time", TimestampType())
     column = pa.array([2**60]).cast(pa.timestamp("us", "UTC"))
 
@@ -126,19 +126,19 @@ def test_a_time_far_from_now_is_refused() -> None:
         RowEncoder(schema).encode(pa.record_batch({"time": column}))
 
 
-def test_a_date_is_a_date_also_as_a_key(spark: SparkSession, encode: Encode) -> None:
+def test_dates_are_iso_8601_also_as_keys(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT map(date'2024-02-29', date'2024-03-01') AS next")
 
     assert encode(rows) == ['{"next":{"2024-02-29":"2024-03-01"}}']
 
 
-def test_an_interval_is_a_duration_of_iso_8601(spark: SparkSession, encode: Encode) -> None:
+def test_interval_is_an_iso_8601_duration(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT interval '1 02:03:04.5' day to second AS i, interval '90' minute AS m")
 
     assert encode(rows) == ['{"i":"P1DT7384.5S","m":"PT5400S"}']
 
 
-def test_what_is_not_a_number_is_null(spark: SparkSession, encode: Encode) -> None:
+def test_nan_and_infinity_are_null(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT double('NaN') AS n, float('-Infinity') AS i, 1.5D AS x")
 
     assert encode(rows) == ['{"n":null,"i":null,"x":1.5}']
@@ -163,7 +163,7 @@ def test_rows_without_columns_are_refused() -> None:
         ),
     ],
 )
-def test_a_type_without_json_is_refused(kind: DataType, name: str) -> None:
+def test_type_without_json_is_refused(kind: DataType, name: str) -> None:
     def refusal(schema: StructType) -> Any:
         with pytest.raises(SettingError) as caught:
             RowEncoder(schema)

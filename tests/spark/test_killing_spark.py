@@ -18,7 +18,7 @@ from tests.spark.rows import messages_of, rows_of
 from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, wait_until
 
 
-def test_a_query_that_is_killed_reads_each_message_once(
+def test_killed_query_reads_each_message_once(
     spark: SparkSession,
     broker: BrokerProcess,
     create: Callable[..., str],

@@ -9,7 +9,7 @@ from penstock.errors import StreamManagerException
 from penstock.spark.losses import DataLossError, describe_damaged, describe_removed, report_loss
 
 
-def test_a_loss_fails_the_query_and_says_how_to_go_on() -> None:
+def test_loss_fails_the_query_and_names_the_option() -> None:
     with pytest.raises(DataLossError) as caught:
         report_loss("sensors", describe_removed(5, 8), fails=True)
     assert str(caught.value) == (
@@ -19,7 +19,7 @@ def test_a_loss_fails_the_query_and_says_how_to_go_on() -> None:
     assert isinstance(caught.value, StreamManagerException)
 
 
-def test_where_the_query_allows_it_a_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+def test_allowed_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, "penstock.spark"):
         report_loss("sensors", describe_damaged(5, 6, "checksum mismatch"), fails=False)
     assert caplog.messages == [
@@ -28,7 +28,7 @@ def test_where_the_query_allows_it_a_loss_is_logged(caplog: pytest.LogCaptureFix
     ]
 
 
-def test_the_error_gets_from_a_task_to_the_driver() -> None:
+def test_error_can_be_pickled() -> None:
     error = pickle.loads(pickle.dumps(DataLossError("what is lost")))
     assert isinstance(error, DataLossError)
     assert str(error) == error.message == "what is lost"

@@ -65,7 +65,7 @@ def payloads(stored: StoredMessages | None) -> list[bytes]:
     return [row["payload"] for batch in stored.batches("s") for row in batch.to_pylist()]
 
 
-def test_a_whole_segment_is_mapped_as_it_is(segment_root: SegmentRoot) -> None:
+def test_whole_segment_is_mapped(segment_root: SegmentRoot) -> None:
     segment_root.segment.append([b"one", b"two", b"three"], 7)
     piece = segment_root.piece()
     stored = map_piece(piece)
@@ -76,7 +76,7 @@ def test_a_whole_segment_is_mapped_as_it_is(segment_root: SegmentRoot) -> None:
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 3), (1, 2), (1, 4), (3, 4)])
-def test_a_part_of_a_segment_is_mapped(segment_root: SegmentRoot, first: int, end: int) -> None:
+def test_part_of_a_segment_is_mapped(segment_root: SegmentRoot, first: int, end: int) -> None:
     written = [b"one", b"two", b"three", b"four"]
     segment_root.segment.append(written, 7)
     stored = map_piece(segment_root.piece(FIRST + first, FIRST + end))
@@ -85,7 +85,7 @@ def test_a_part_of_a_segment_is_mapped(segment_root: SegmentRoot, first: int, en
     assert stored.intact_parts() == [stored]
 
 
-def test_what_is_appended_later_is_not_seen(segment_root: SegmentRoot) -> None:
+def test_later_appends_are_not_mapped(segment_root: SegmentRoot) -> None:
     segment_root.segment.append([b"one", b"two"], 7)
     piece = segment_root.piece()
     early = map_piece(piece)
@@ -97,7 +97,7 @@ def test_what_is_appended_later_is_not_seen(segment_root: SegmentRoot) -> None:
         assert stored.is_intact(piece.segment)
 
 
-def test_what_is_mapped_stays_readable_when_it_is_removed(segment_root: SegmentRoot) -> None:
+def test_mapped_files_stay_readable_after_removal(segment_root: SegmentRoot) -> None:
     written = [os.urandom(1000) for _ in range(1000)]
     segment_root.segment.append(written, 7)
     piece = segment_root.piece()
@@ -108,7 +108,7 @@ def test_what_is_mapped_stays_readable_when_it_is_removed(segment_root: SegmentR
     assert map_piece(piece) is None
 
 
-def test_batches_outlive_what_they_were_made_of(segment_root: SegmentRoot) -> None:
+def test_batches_keep_their_mapping_alive(segment_root: SegmentRoot) -> None:
     segment_root.segment.append([b"one", b"two"], 7)
 
     def batch() -> pa.RecordBatch:
@@ -122,7 +122,7 @@ def test_batches_outlive_what_they_were_made_of(segment_root: SegmentRoot) -> No
 
 
 @pytest.mark.parametrize("name", ["data", "index"])
-def test_a_file_that_is_gone_is_left_to_the_broker(segment_root: SegmentRoot, name: str) -> None:
+def test_missing_file_is_not_mapped(segment_root: SegmentRoot, name: str) -> None:
     segment_root.segment.append([b"one", b"two"], 7)
     getattr(segment_root, name).unlink()
     assert map_piece(segment_root.piece()) is None
@@ -131,18 +131,14 @@ def test_a_file_that_is_gone_is_left_to_the_broker(segment_root: SegmentRoot, na
 
 
 @pytest.mark.parametrize(("name", "size"), [("data", 5), ("data", 0), ("index", 31), ("index", 0)])
-def test_a_file_that_was_cut_is_left_to_the_broker(
-    segment_root: SegmentRoot, name: str, size: int
-) -> None:
+def test_cut_file_is_not_mapped(segment_root: SegmentRoot, name: str, size: int) -> None:
     segment_root.segment.append([b"one", b"two"], 7)
     os.truncate(getattr(segment_root, name), size)
     assert map_piece(segment_root.piece()) is None
 
 
 @pytest.mark.parametrize("end", [0, 1, 2**31, 2**32 - 1])
-def test_a_wrong_end_in_the_last_entry_costs_no_other_message(
-    segment_root: SegmentRoot, end: int
-) -> None:
+def test_damaged_last_entry_affects_no_other_message(segment_root: SegmentRoot, end: int) -> None:
     segment_root.segment.append([b"one", b"two", b"three"], 7)
     with segment_root.index.open("r+b") as file:
         file.seek(2 * ENTRY.size)
@@ -153,7 +149,7 @@ def test_a_wrong_end_in_the_last_entry_costs_no_other_message(
     assert payloads(part) == [b"one", b"two"]
 
 
-def test_files_of_another_run_of_the_broker_are_not_taken(segment_root: SegmentRoot) -> None:
+def test_files_of_another_broker_instance_are_not_mapped(segment_root: SegmentRoot) -> None:
     segment_root.segment.append([b"one"], 7)
     piece = segment_root.piece()
     segment_root.start("there")
@@ -162,7 +158,7 @@ def test_files_of_another_run_of_the_broker_are_not_taken(segment_root: SegmentR
 
 
 @pytest.mark.parametrize("address", [None, b"", b"{}", b"\xff\xfe", b'{"instance": "here"}'])
-def test_without_a_sensible_address_there_is_no_broker(
+def test_files_are_not_mapped_without_a_valid_address_file(
     segment_root: SegmentRoot, address: bytes | None
 ) -> None:
     segment_root.segment.append([b"one"], 7)
@@ -174,7 +170,7 @@ def test_without_a_sensible_address_there_is_no_broker(
     assert map_piece(segment_root.piece()) is None
 
 
-def test_a_root_that_is_not_on_this_machine_has_no_files(segment_root: SegmentRoot) -> None:
+def test_missing_root_has_no_files(segment_root: SegmentRoot) -> None:
     segment_root.segment.append([b"one"], 7)
     elsewhere = segment_root.piece()._replace(root=str(segment_root.root / "nowhere"))
     assert map_piece(elsewhere) is None
@@ -191,7 +187,7 @@ def pieces_of(client: InternalClient, name: str) -> list[Piece]:
     return plan_pieces(name, position.stream_id, location, first, end)
 
 
-def test_every_segment_of_a_stream_is_found(
+def test_all_segments_of_a_stream_are_mapped(
     client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create(stream_segment_size=2048)
@@ -207,7 +203,7 @@ def test_every_segment_of_a_stream_is_found(
     assert [payload for stored in found for payload in payloads(stored)] == written
 
 
-def test_the_segment_that_is_written_to_is_read_up_to_where_it_was_planned(
+def test_active_segment_is_mapped_up_to_the_planned_end(
     client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create()
@@ -217,9 +213,7 @@ def test_the_segment_that_is_written_to_is_read_up_to_where_it_was_planned(
     assert payloads(map_piece(piece)) == [b"one", b"two"]
 
 
-def test_a_stream_in_memory_has_no_files(
-    client: InternalClient, create: Callable[..., str]
-) -> None:
+def test_memory_stream_has_no_files(client: InternalClient, create: Callable[..., str]) -> None:
     name = create(persistence=Persistence.Memory)
     client.append_message(name, b"one")
     (piece,) = pieces_of(client, name)
@@ -227,7 +221,7 @@ def test_a_stream_in_memory_has_no_files(
     assert map_piece(piece) is None
 
 
-def test_a_stream_that_was_made_again_is_not_taken_for_the_first(
+def test_recreated_stream_is_not_mapped_for_the_deleted_one(
     client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create()
@@ -243,7 +237,7 @@ def test_a_stream_that_was_made_again_is_not_taken_for_the_first(
     assert payloads(map_piece(piece)) == [b"new"]
 
 
-def test_a_broker_that_was_started_again_is_another_run(tmp_path: Path) -> None:
+def test_restarted_broker_is_another_instance(tmp_path: Path) -> None:
     definition = MessageStreamDefinition(
         name="s", strategy_on_full=StrategyOnFull.OverwriteOldestData
     )

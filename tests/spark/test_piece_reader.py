@@ -127,7 +127,7 @@ def damage(path: Path, position: int, data: bytes = b"") -> None:
 
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
-def test_a_stream_is_read_as_it_was_written(
+def test_rows_equal_the_appended_messages(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=4096)
@@ -148,7 +148,7 @@ def test_messages_of_any_size_are_read(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_tasks_together_read_everything_once_and_in_order(
+def test_tasks_read_each_message_once_and_in_order(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     names = [create(stream_segment_size=4096) for _ in range(2)]
@@ -160,7 +160,7 @@ def test_tasks_together_read_everything_once_and_in_order(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_only_what_lies_in_the_bounds_is_read(
+def test_only_messages_within_bounds_are_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=4096)
@@ -170,7 +170,7 @@ def test_only_what_lies_in_the_bounds_is_read(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_times_are_cut_off_where_they_begin_and_end(
+def test_only_messages_within_times_are_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create()
@@ -192,7 +192,7 @@ def test_times_are_cut_off_where_they_begin_and_end(
 
 
 @pytest.mark.parametrize("via", ["wire", "auto"])
-def test_a_stream_in_memory_is_read_over_the_wire(
+def test_memory_stream_is_read_over_the_wire(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(persistence=Persistence.Memory, stream_segment_size=4096)
@@ -202,7 +202,7 @@ def test_a_stream_in_memory_is_read_over_the_wire(
     assert reader.read(pieces, via) == written
 
 
-def test_a_stream_in_memory_has_no_files_to_insist_on(
+def test_via_files_fails_for_a_memory_stream(
     reader: QueryReader, create: Callable[..., str]
 ) -> None:
     name = create(persistence=Persistence.Memory)
@@ -213,7 +213,7 @@ def test_a_stream_in_memory_has_no_files_to_insist_on(
 
 @pytest.mark.usefixtures("small_answers")
 @pytest.mark.parametrize("persistence", list(Persistence))
-def test_a_piece_may_be_larger_than_what_is_gathered(
+def test_piece_may_exceed_the_buffer_limit(
     reader: QueryReader, create: Callable[..., str], persistence: Persistence
 ) -> None:
     name = create(persistence=persistence)
@@ -226,9 +226,7 @@ def test_a_piece_may_be_larger_than_what_is_gathered(
     assert len(batches) >= 500 * 100 // 8000
 
 
-def test_who_has_the_files_needs_no_connection(
-    reader: QueryReader, create: Callable[..., str]
-) -> None:
+def test_mapped_files_need_no_connection(reader: QueryReader, create: Callable[..., str]) -> None:
     name = create()
     written = append(reader.client, name, numbered(20))
     with socket.create_server(("127.0.0.1", 0)) as silent:
@@ -238,7 +236,7 @@ def test_who_has_the_files_needs_no_connection(
 
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
-def test_what_comes_while_a_task_reads_is_not_its_own(
+def test_messages_appended_after_planning_are_not_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create()
@@ -269,7 +267,7 @@ def overwritten(reader: QueryReader, create: Callable[..., str]) -> list[Piece]:
 
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
-def test_messages_that_are_gone_fail_the_query(
+def test_removed_messages_fail_the_query(
     reader: QueryReader, overwritten: list[Piece], via: Via
 ) -> None:
     piece = overwritten[0]
@@ -281,7 +279,7 @@ def test_messages_that_are_gone_fail_the_query(
 
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
-def test_messages_that_are_gone_can_be_passed_over(
+def test_removed_messages_can_be_skipped(
     reader: QueryReader, overwritten: list[Piece], via: Via, warnings: Callable[[], list[str]]
 ) -> None:
     left = reader.plan(overwritten[0].stream)
@@ -293,7 +291,7 @@ def test_messages_that_are_gone_can_be_passed_over(
 
 @pytest.mark.usefixtures("small_answers")
 @pytest.mark.parametrize("persistence", list(Persistence))
-def test_messages_may_go_while_they_are_read(
+def test_messages_may_be_removed_during_a_read_over_the_wire(
     reader: QueryReader,
     create: Callable[..., str],
     persistence: Persistence,
@@ -314,7 +312,9 @@ def test_messages_may_go_while_they_are_read(
     ]
 
 
-def test_files_that_are_mapped_may_go(reader: QueryReader, create: Callable[..., str]) -> None:
+def test_files_may_be_removed_while_they_are_mapped(
+    reader: QueryReader, create: Callable[..., str]
+) -> None:
     name = create(stream_segment_size=2 << 20, max_size=8 << 20)
     written = append(reader.client, name, numbered(20_000))
     piece, *_ = reader.plan(name)
@@ -327,7 +327,7 @@ def test_files_that_are_mapped_may_go(reader: QueryReader, create: Callable[...,
 
 
 @pytest.mark.parametrize("via", ["wire", "auto"])
-def test_a_stream_that_was_deleted_is_a_loss(
+def test_deleted_stream_is_a_loss(
     reader: QueryReader, create: Callable[..., str], via: Via, warnings: Callable[[], list[str]]
 ) -> None:
     name = create(persistence=Persistence.Memory)
@@ -341,7 +341,7 @@ def test_a_stream_that_was_deleted_is_a_loss(
 
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
-def test_another_stream_of_the_same_name_is_not_the_one(
+def test_recreated_stream_is_a_loss(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create()
@@ -362,7 +362,7 @@ def test_another_stream_of_the_same_name_is_not_the_one(
 
 @pytest.mark.parametrize("via", WAYS)
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_damaged_message_fails_the_query_or_is_left_out(
+def test_damaged_message_fails_the_query_or_is_skipped(
     reader: QueryReader,
     create: Callable[..., str],
     via: Via,
@@ -389,7 +389,7 @@ def test_a_damaged_message_fails_the_query_or_is_left_out(
 @pytest.mark.parametrize("via", WAYS)
 @pytest.mark.parametrize("number", [0, 25, 48, 49])
 @pytest.mark.parametrize("end", [0, 3001, 2**32 - 1])
-def test_a_wrong_end_costs_its_message_and_the_one_behind_it(
+def test_damaged_end_affects_its_message_and_the_next(
     reader: QueryReader, create: Callable[..., str], via: Via, number: int, end: int
 ) -> None:
     name = create()
@@ -402,7 +402,7 @@ def test_a_wrong_end_costs_its_message_and_the_one_behind_it(
 
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
-def test_of_a_segment_that_was_cut_the_rest_is_read(
+def test_rest_of_a_cut_segment_is_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=4096)
@@ -419,7 +419,7 @@ def test_of_a_segment_that_was_cut_the_rest_is_read(
 
 @pytest.mark.usefixtures("small_answers")
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
-def test_of_an_index_that_was_cut_the_rest_is_read(
+def test_rest_of_a_cut_index_is_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=8192)
@@ -436,7 +436,7 @@ def test_of_an_index_that_was_cut_the_rest_is_read(
 
 @pytest.mark.parametrize("via", [*WAYS, "auto"])
 @pytest.mark.parametrize("name", ["data", "index"])
-def test_a_segment_without_its_files_is_a_loss(
+def test_segment_with_a_missing_file_is_a_loss(
     reader: QueryReader,
     create: Callable[..., str],
     via: Via,
@@ -477,7 +477,7 @@ def own(tmp_path: Path) -> Iterator[QueryReader]:
         yield QueryReader(process, client)
 
 
-def test_a_task_waits_for_a_broker_that_is_away(
+def test_task_waits_for_an_unavailable_broker(
     own: QueryReader, caplog: pytest.LogCaptureFixture
 ) -> None:
     written = append(own.client, "s", numbered(50))
@@ -492,7 +492,7 @@ def test_a_task_waits_for_a_broker_that_is_away(
         assert own.read(pieces, "wire") == written
 
 
-def test_a_task_that_waits_in_vain_says_for_whom(own: QueryReader) -> None:
+def test_task_fails_after_reconnect_timeout(own: QueryReader) -> None:
     append(own.client, "s", numbered(50))
     pieces = own.plan("s")
     own.broker.stop()
@@ -504,7 +504,7 @@ def test_a_task_that_waits_in_vain_says_for_whom(own: QueryReader) -> None:
 
 @pytest.mark.usefixtures("small_answers")
 @pytest.mark.parametrize("killed", [False, True])
-def test_a_task_goes_on_when_the_broker_was_started_again(own: QueryReader, killed: bool) -> None:
+def test_task_continues_after_a_broker_restart(own: QueryReader, killed: bool) -> None:
     written = append(own.client, "s", numbered(500))
     batches = own.batches(own.plan("s"), "wire")
     read = rows_of(next(batches))
@@ -517,7 +517,7 @@ def test_a_task_goes_on_when_the_broker_was_started_again(own: QueryReader, kill
     assert read == written
 
 
-def test_what_was_planned_with_a_broker_before_is_read_from_the_next(own: QueryReader) -> None:
+def test_piece_is_read_from_a_restarted_broker(own: QueryReader) -> None:
     written = append(own.client, "s", numbered(50))
     pieces = own.plan("s")
     own.broker.stop()
@@ -527,7 +527,7 @@ def test_what_was_planned_with_a_broker_before_is_read_from_the_next(own: QueryR
         own.read(pieces, "files")
 
 
-def test_a_stream_that_was_set_back_is_a_loss(
+def test_restored_older_stream_is_a_loss(
     own: QueryReader, tmp_path: Path, warnings: Callable[[], list[str]]
 ) -> None:
     written = append(own.client, "s", numbered(20))
@@ -551,9 +551,7 @@ def test_a_stream_that_was_set_back_is_a_loss(
 
 
 @pytest.mark.parametrize("via", WAYS)
-def test_damage_that_the_broker_met_when_it_started_is_a_loss_all_the_same(
-    own: QueryReader, via: Via
-) -> None:
+def test_damage_found_at_broker_start_is_a_loss(own: QueryReader, via: Via) -> None:
     written = append(own.client, "s", numbered(50))
     (piece,) = own.plan("s")
     own.broker.kill()
@@ -572,7 +570,7 @@ def test_damage_that_the_broker_met_when_it_started_is_a_loss_all_the_same(
 
 
 @pytest.mark.parametrize("via", ["auto", "wire"])
-def test_nothing_is_mixed_up_while_messages_come_and_go(
+def test_rows_are_correct_while_messages_are_appended_and_removed(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
     name = create(stream_segment_size=8192, max_size=65_536)

@@ -22,7 +22,7 @@ def path_in(python: Path, entries: list[str]) -> list[str]:
     return output.splitlines()
 
 
-def test_workers_import_the_pyspark_that_is_installed(tmp_path: Path) -> None:
+def test_workers_import_the_installed_pyspark(tmp_path: Path) -> None:
     python = worker_python(sys.executable, {"XDG_CACHE_HOME": str(tmp_path / "cache")})
     zips = [str(path) for path in ZIPPED.glob("*.zip")]
     assert len(zips) == 2
@@ -35,7 +35,7 @@ def test_workers_import_the_pyspark_that_is_installed(tmp_path: Path) -> None:
     assert ".zip" in path_in(Path(sys.executable), zips)[0]
 
 
-def test_the_same_python_is_made_once(tmp_path: Path) -> None:
+def test_program_is_the_same_for_the_same_python(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     assert worker_python(sys.executable, environment) == worker_python(sys.executable, environment)
     assert worker_python("/usr/bin/python3", environment) != worker_python(
@@ -43,12 +43,12 @@ def test_the_same_python_is_made_once(tmp_path: Path) -> None:
     )
 
 
-def test_a_spark_of_the_users_own_is_left_alone(tmp_path: Path) -> None:
+def test_spark_home_of_the_user_disables_the_program(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path), "SPARK_HOME": "/opt/spark"}
     assert worker_python(sys.executable, environment) == Path(sys.executable)
 
 
-def test_a_worker_is_settled_once() -> None:
+def test_gc_is_frozen_once() -> None:
     freeze_gc.cache_clear()
     try:
         freeze_gc()
@@ -82,7 +82,7 @@ finally:
         ("PermissionError", True),
     ],
 )
-def test_a_source_process_reports_everything_but_a_closed_connection(
+def test_source_process_reports_errors_except_a_closed_connection(
     error: str, is_reported: bool
 ) -> None:
     program = SOURCE_PROCESS.format(error=error)

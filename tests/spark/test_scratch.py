@@ -13,7 +13,7 @@ import pytest
 from penstock.spark.scratch import make_scratch
 
 
-def test_directory_is_removed_with_its_pipeline_or_by_a_later_one(
+def test_directory_is_removed_by_its_pipeline_or_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))

@@ -103,7 +103,7 @@ def path_without_java(directory: Path) -> str:
         (256 * GIBIBYTE, 4096),
     ],
 )
-def test_the_heap_is_a_quarter_of_the_memory_within_limits(memory: int, megabytes: int) -> None:
+def test_heap_is_a_quarter_of_memory_within_limits(memory: int, megabytes: int) -> None:
     assert heap_megabytes(memory) == megabytes
 
 
@@ -123,7 +123,7 @@ def test_the_heap_is_a_quarter_of_the_memory_within_limits(memory: int, megabyte
         (None, {}, MACHINE),
     ],
 )
-def test_the_memory_is_that_of_the_container_or_service(
+def test_memory_is_limited_by_container_or_service(
     tmp_path: Path, groups: str | None, files: dict[str, str], expected: int
 ) -> None:
     if groups is not None:
@@ -141,7 +141,7 @@ def test_the_memory_is_that_of_the_container_or_service(
 
 
 @pytest.mark.full
-def test_a_machine_without_java_runs_spark_on_that_of_the_wheel_and_nothing_is_printed(
+def test_session_without_java_uses_the_wheel_and_prints_nothing(
     tmp_path: Path,
 ) -> None:
     program = """
@@ -184,7 +184,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.full
-def test_what_the_user_has_set_is_kept_and_errors_are_shown(tmp_path: Path) -> None:
+def test_user_settings_are_kept_and_errors_are_logged(tmp_path: Path) -> None:
     program = """
 from pyspark.sql import SparkSession
 spark = session("mine", config={"spark.sql.shuffle.partitions": "7", "spark.ui.enabled": "true",
@@ -247,7 +247,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.full
-def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
+def test_settings_of_spark_submit_are_kept(tmp_path: Path) -> None:
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
     options = ["--name", "submitted", "--driver-memory", "700m", "--conf", "spark.log.level=ERROR"]
     options += ["--driver-java-options", QUICK_JAVA]
@@ -278,7 +278,7 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("master", ["local[1]", "spark://host:7077"])
-def test_the_setting_for_the_python_of_workers_overrides_the_variable(master: str) -> None:
+def test_setting_for_worker_python_overrides_the_variable(master: str) -> None:
     settings = SparkConf(loadDefaults=False).setMaster(master)
     settings.set("spark.pyspark.python", "/of/the/setting")
     for environment in ({}, {"PYSPARK_PYTHON": "/of/the/variable"}):
@@ -286,7 +286,7 @@ def test_the_setting_for_the_python_of_workers_overrides_the_variable(master: st
         assert environment == {"PYSPARK_PYTHON": "/of/the/setting"}
 
 
-def test_workers_of_a_cluster_are_not_expected_to_have_the_python_of_the_driver() -> None:
+def test_worker_python_is_not_set_for_a_cluster() -> None:
     environment: dict[str, str] = {}
     _choose_python(SparkConf(loadDefaults=False).setMaster("spark://host:7077"), environment)
     assert environment == {}

@@ -119,12 +119,12 @@ def read_files(directory: Path, first: int) -> SegmentBytes:
 
 @settings(deadline=None)
 @given(segments())
-def test_rows_are_the_messages(messages: list[StoredRow]) -> None:
+def test_rows_equal_the_messages(messages: list[StoredRow]) -> None:
     first = messages[0].number if messages else 0
     assert rows(make_files(messages, first).stored().batches("s")) == messages
 
 
-def test_rows_are_what_a_segment_was_given(active: ActiveSegment, tmp_path: Path) -> None:
+def test_rows_equal_the_messages_of_a_segment(active: ActiveSegment, tmp_path: Path) -> None:
     active.append([b"one", b"two"], NOW)
     active.append([b"drei" * 1000], NOW + 5)
     stored = read_files(tmp_path, 100).stored()
@@ -137,7 +137,7 @@ def test_rows_are_what_a_segment_was_given(active: ActiveSegment, tmp_path: Path
     ]
 
 
-def test_an_empty_segment_has_no_rows(active: ActiveSegment, tmp_path: Path) -> None:
+def test_empty_segment_has_no_rows(active: ActiveSegment, tmp_path: Path) -> None:
     stored = read_files(tmp_path, 100).stored()
     assert list(stored.batches("s")) == []
     assert rows(batch for part in stored.intact_parts() for batch in part.batches("s")) == []
@@ -147,7 +147,7 @@ def test_an_empty_segment_has_no_rows(active: ActiveSegment, tmp_path: Path) -> 
 
 @settings(deadline=None)
 @given(segments(), st.data())
-def test_a_part_has_its_rows(messages: list[StoredRow], data: st.DataObject) -> None:
+def test_part_has_only_its_rows(messages: list[StoredRow], data: st.DataObject) -> None:
     first = messages[0].number if messages else 0
     start = data.draw(st.integers(0, len(messages)))
     stop = data.draw(st.integers(start, len(messages)))
@@ -160,7 +160,7 @@ def test_a_part_has_its_rows(messages: list[StoredRow], data: st.DataObject) -> 
 
 @settings(deadline=None)
 @given(segments(min_size=1), st.data())
-def test_payloads_may_begin_anywhere_in_their_file(
+def test_payloads_may_begin_anywhere_in_the_data_file(
     messages: list[StoredRow], data: st.DataObject
 ) -> None:
     """As they come over the wire: entries of the index, and only the payloads of these."""
@@ -176,7 +176,7 @@ def test_payloads_may_begin_anywhere_in_their_file(
 
 @settings(deadline=None)
 @given(segments(), st.integers(-4, 4), st.integers(-4, NOW + 4))
-def test_only_messages_of_the_times_are_rows_in_any_order_of_times(
+def test_only_messages_within_times_are_rows_in_any_order(
     messages: list[StoredRow], start: int, end: int
 ) -> None:
     first = messages[0].number if messages else 0
@@ -185,7 +185,7 @@ def test_only_messages_of_the_times_are_rows_in_any_order_of_times(
     assert found == [message for message in messages if start <= message.millis < end]
 
 
-def test_without_times_nothing_is_cut() -> None:
+def test_all_times_select_all_messages() -> None:
     stored = make_files([StoredRow(5, NOW, b"a"), StoredRow(6, NOW - 1, b"b")], 5).stored()
     assert stored.between(ALL_TIMES) == [stored]
 
@@ -195,7 +195,7 @@ def test_without_times_nothing_is_cut() -> None:
 
 @settings(deadline=None)
 @given(segments(), st.integers(1, 30), st.integers(1, 5))
-def test_batches_end_with_their_limits(
+def test_batches_are_as_large_as_their_limits_allow(
     messages: list[StoredRow], max_bytes: int, max_messages: int
 ) -> None:
     first = messages[0].number if messages else 0
@@ -222,7 +222,7 @@ def test_many_small_messages_are_few_batches() -> None:
     assert [row for batch in batches for row in batch["payload"].to_pylist()] == payloads
 
 
-def test_a_message_of_many_megabytes_is_a_batch_of_its_own() -> None:
+def test_large_message_is_a_separate_batch() -> None:
     payloads = [b"a" * 100, b"b" * (9 << 20), b"c" * (9 << 20), b"d" * 100]
     stored = SegmentBytes(0, pack_entries(payloads, 0, NOW), b"".join(payloads)).stored()
     assert stored.intact_parts() == [stored]
@@ -230,7 +230,7 @@ def test_a_message_of_many_megabytes_is_a_batch_of_its_own() -> None:
     assert [batch["payload"].to_pylist() for batch in batches] == [[item] for item in payloads]
 
 
-def test_a_batch_is_handed_on_without_the_rest_of_its_segment() -> None:
+def test_batch_is_serialized_without_other_messages() -> None:
     payloads = [b"x" * 1000] * 10_000
     stored = SegmentBytes(0, pack_entries(payloads, 0, NOW), b"".join(payloads)).stored()
     (batch,) = stored.part(5000, 5010).batches("s")
@@ -246,7 +246,7 @@ def test_payloads_are_not_copied() -> None:
     assert values.address == stored.payloads.address
 
 
-def test_a_segment_may_be_as_large_as_they_get(tmp_path: Path) -> None:
+def test_segment_of_maximum_size_is_read(tmp_path: Path) -> None:
     payloads = [bytes([n]) * 100_000 for n in range(1, 100)]
     position = INT32_MAX - 9_900_000
     path = tmp_path / "data"
@@ -270,7 +270,7 @@ def test_a_segment_may_be_as_large_as_they_get(tmp_path: Path) -> None:
 
 @settings(deadline=None)
 @given(segments(min_size=1), st.data())
-def test_a_flipped_bit_costs_the_messages_that_it_hits(
+def test_flipped_bit_affects_only_its_messages(
     messages: list[StoredRow], data: st.DataObject
 ) -> None:
     files = make_files(messages, messages[0].number)
@@ -290,7 +290,7 @@ def test_a_flipped_bit_costs_the_messages_that_it_hits(
 
 @settings(deadline=None)
 @given(segments(min_size=1), st.data())
-def test_any_bytes_at_all_are_told_from_messages(
+def test_arbitrary_damage_yields_only_intact_messages(
     messages: list[StoredRow], data: st.DataObject
 ) -> None:
     files = make_files(messages, messages[0].number)
@@ -308,7 +308,7 @@ def test_any_bytes_at_all_are_told_from_messages(
 
 @settings(deadline=None)
 @given(segments(min_size=1), st.data())
-def test_the_checksums_of_a_segment_find_every_flipped_bit(
+def test_segment_checksums_detect_every_flipped_bit(
     messages: list[StoredRow], data: st.DataObject
 ) -> None:
     files = make_files(messages, messages[0].number)
@@ -318,7 +318,7 @@ def test_the_checksums_of_a_segment_find_every_flipped_bit(
     assert not damaged.stored().is_intact(summary)
 
 
-def test_a_part_of_a_segment_is_never_taken_for_all_of_it() -> None:
+def test_part_of_a_segment_is_not_a_whole_segment() -> None:
     files = make_files([StoredRow(n, NOW, b"abc") for n in range(5)])
     stored, summary = files.stored(), summarize(files)
     assert not stored.part(0, 4).is_intact(summary)
@@ -328,7 +328,7 @@ def test_a_part_of_a_segment_is_never_taken_for_all_of_it() -> None:
     assert not longer.stored().part(0, 5).is_intact(summary)
 
 
-def test_a_stream_in_memory_is_checked_message_by_message() -> None:
+def test_memory_stream_is_checked_by_message() -> None:
     files = make_files([StoredRow(0, NOW, b"abc")])
     unknown = SegmentSummary(0, 1, 3, NOW, NOW, 0, 0)
     assert not files.stored().is_intact(unknown)

@@ -30,7 +30,7 @@ def numbered(start: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, stop)]
 
 
-def test_a_query_begins_with_what_comes_unless_told_otherwise(
+def test_query_starts_at_latest_by_default(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -43,7 +43,7 @@ def test_a_query_begins_with_what_comes_unless_told_otherwise(
 
 
 @pytest.mark.parametrize("options", [{"via": "auto"}, {"via": "wire"}])
-def test_a_query_reads_what_is_there_and_what_comes(
+def test_query_reads_existing_and_new_messages(
     options: dict[str, str],
     create: Create,
     read_stream: ReadStream,
@@ -60,7 +60,7 @@ def test_a_query_reads_what_is_there_and_what_comes(
     assert batches.rows == messages_of(client, stream)
 
 
-def test_a_memory_stream_can_be_followed(
+def test_query_reads_a_memory_stream(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(persistence=Persistence.Memory), Batches()
@@ -75,7 +75,7 @@ def test_a_memory_stream_can_be_followed(
 # How much at once
 
 
-def test_a_trigger_takes_no_more_messages_than_allowed(
+def test_trigger_is_limited_by_messages(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     busy, quiet, batches = create("busy"), create("quiet"), Batches()
@@ -92,7 +92,7 @@ def test_a_trigger_takes_no_more_messages_than_allowed(
         assert found == list(range(count))
 
 
-def test_a_trigger_takes_no_more_bytes_than_allowed(
+def test_trigger_is_limited_by_bytes(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(stream_segment_size=1024), Batches()
@@ -108,7 +108,7 @@ def test_a_trigger_takes_no_more_bytes_than_allowed(
     assert batches.rows == messages_of(client, stream)
 
 
-def test_a_query_of_what_is_available_now_ends(
+def test_query_with_available_now_ends(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -130,7 +130,7 @@ def test_a_query_of_what_is_available_now_ends(
 # Restarts
 
 
-def test_what_comes_between_two_runs_of_a_query_without_a_batch_is_read(
+def test_initial_offset_survives_a_restart_before_the_first_batch(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -143,7 +143,7 @@ def test_what_comes_between_two_runs_of_a_query_without_a_batch_is_read(
     assert batches.numbers == [3, 4]
 
 
-def test_a_query_goes_on_from_its_checkpoint(
+def test_query_continues_from_its_checkpoint(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -159,9 +159,7 @@ def test_a_query_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.parametrize("via", ["auto", "wire"])
-def test_a_query_outlives_a_broker_that_is_killed(
-    via: str, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_query_survives_a_killed_broker(via: str, spark: SparkSession, tmp_path: Path) -> None:
     batches = Batches()
     with (
         BrokerProcess(tmp_path / "root") as broker,
@@ -192,7 +190,7 @@ def test_a_query_outlives_a_broker_that_is_killed(
 # Streams come and go
 
 
-def test_a_stream_that_is_created_later_is_read_from_its_beginning(
+def test_stream_created_later_is_read_from_its_start(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     first, batches = create("farm"), Batches()
@@ -207,7 +205,7 @@ def test_a_stream_that_is_created_later_is_read_from_its_beginning(
     assert [row.sequence_number for row in batches.rows if row.stream == second] == [0, 1, 2, 3, 4]
 
 
-def test_a_stream_that_is_deleted_and_created_again_is_noticed(
+def test_recreated_stream_is_reported(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -229,7 +227,7 @@ def test_a_stream_that_is_deleted_and_created_again_is_noticed(
     assert [row.payload for row in batches.rows[3:]] == [b"new", b"newer", b"newest"]
 
 
-def test_a_stream_that_is_deleted_under_a_query_ends_it(
+def test_stream_deleted_during_a_query_fails_it(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -240,7 +238,7 @@ def test_a_stream_that_is_deleted_under_a_query_ends_it(
     assert "it was deleted after message 2 was read" in failure_of(query)
 
 
-def test_a_stream_that_is_left_out_later_is_not_taken_for_a_deleted_one(
+def test_stream_removed_from_the_option_is_not_reported_as_deleted(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     kept, left_out, batches = create(), create(), Batches()
@@ -276,7 +274,7 @@ def small(create: Create, client: StreamManagerClient) -> str:
     return stream
 
 
-def test_retention_under_a_running_query_fails_it(
+def test_retention_during_a_query_fails_it(
     small: str, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     batches = Batches()
@@ -292,7 +290,7 @@ def test_retention_under_a_running_query_fails_it(
     assert batches.numbers == [0, 1, 2, 3]
 
 
-def test_retention_under_a_running_query_leaves_a_gap_if_that_is_allowed(
+def test_retention_during_a_query_leaves_an_allowed_gap(
     small: str, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     batches = Batches()
@@ -321,7 +319,7 @@ def test_retention_under_a_running_query_leaves_a_gap_if_that_is_allowed(
         ({"stream": "*", "startingPosition": json.dumps({"nobody": 1})}, "names 'nobody'"),
     ],
 )
-def test_a_wrong_option_is_named(
+def test_wrong_option_is_named(
     options: dict[str, str],
     problem: str,
     spark: SparkSession,
@@ -336,7 +334,7 @@ def test_a_wrong_option_is_named(
     assert problem in failure
 
 
-def test_a_start_behind_the_end_is_refused(
+def test_start_after_the_end_is_refused(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream = create()

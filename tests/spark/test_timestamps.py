@@ -114,7 +114,7 @@ def numbers_between(start: int, end: int) -> list[int]:
 
 @pytest.mark.usefixtures("messages")
 @pytest.mark.parametrize("via", ["files", "wire"])
-def test_exactly_the_messages_of_the_times_are_read(
+def test_only_messages_within_times_are_read(
     via: str, reader: Callable[..., PenstockReader]
 ) -> None:
     for start in AROUND:
@@ -127,7 +127,7 @@ def test_exactly_the_messages_of_the_times_are_read(
             assert numbers_in(reader(via=via, **bounds)) == numbers_between(start, end)
 
 
-def test_a_time_and_a_position_bound_a_read_together(
+def test_time_and_position_bound_a_read_together(
     reader: Callable[..., PenstockReader],
 ) -> None:
     bounded = reader(starting_timestamp=str(BASE + 7), ending_position="17")
@@ -205,7 +205,7 @@ def first_from(start: int) -> int:
 
 
 @pytest.mark.parametrize("via", ["files", "wire"])
-def test_a_query_begins_with_the_first_message_of_the_time(
+def test_query_starts_at_the_first_message_of_the_time(
     via: str, stream_reader: Callable[..., PenstockStreamReader]
 ) -> None:
     for start in AROUND:
@@ -213,7 +213,7 @@ def test_a_query_begins_with_the_first_message_of_the_time(
         assert begun["streams"]["back"]["next"] == first_from(start)
 
 
-def test_a_query_without_messages_of_the_time_begins_at_the_end(
+def test_query_without_messages_of_the_time_starts_at_the_end(
     stream_reader: Callable[..., PenstockStreamReader],
 ) -> None:
     later = AROUND[-1] + 1000
@@ -223,14 +223,14 @@ def test_a_query_without_messages_of_the_time_begins_at_the_end(
         stream_reader(now=later, starting_timestamp=str(later + 1)).initialOffset()
 
 
-def test_a_query_has_one_starting_bound(
+def test_two_starting_bounds_are_refused(
     stream_reader: Callable[..., PenstockStreamReader],
 ) -> None:
     with pytest.raises(SettingError, match="options startingPosition and startingTimestamp"):
         stream_reader(starting_timestamp="5", starting_position="earliest")
 
 
-def test_a_query_reads_on_from_the_time(
+def test_query_reads_from_the_time_across_runs(
     spark: SparkSession, clock_broker: BrokerProcess, messages: list[Row], tmp_path: Path
 ) -> None:
     source = spark.readStream.format("penstock").options(root=str(clock_broker.root))
@@ -245,7 +245,7 @@ def test_a_query_reads_on_from_the_time(
     assert min(row.ingest_time for row in batches.rows) < BASE + 8
 
 
-def test_a_memory_stream_is_bounded_by_times_too(
+def test_times_bound_a_memory_stream(
     clock_broker: BrokerProcess, reader: Callable[..., PenstockReader]
 ) -> None:
     with StreamManagerClient(root=clock_broker.root) as client:

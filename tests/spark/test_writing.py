@@ -59,7 +59,7 @@ def refusal(error: type[PySparkException], action: Callable[[], object]) -> str:
 # What is written
 
 
-def test_bytes_arrive_as_they_are_and_in_order(
+def test_bytes_are_stored_unchanged_and_in_order(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -70,7 +70,7 @@ def test_bytes_arrive_as_they_are_and_in_order(
     assert payloads(client, stream) == [payload for (payload,) in rows]
 
 
-def test_text_arrives_as_utf_8(
+def test_text_is_stored_as_utf_8(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -92,7 +92,7 @@ def test_each_task_keeps_the_order_of_its_rows(
     assert [number for number in stored if number >= 25_000] == list(range(25_000, 50_000))
 
 
-def test_other_columns_are_left_out(
+def test_other_columns_are_ignored(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -114,7 +114,7 @@ def test_whole_rows_are_written_as_json(
     ]
 
 
-def test_no_rows_are_no_messages(
+def test_empty_frame_appends_no_messages(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -124,7 +124,7 @@ def test_no_rows_are_no_messages(
     assert payloads(client, stream) == []
 
 
-def test_a_row_may_be_larger_than_what_goes_in_one_request(
+def test_row_may_exceed_the_size_of_a_request(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -134,7 +134,7 @@ def test_a_row_may_be_larger_than_what_goes_in_one_request(
     assert payloads(client, stream) == [b"x" * 5_000_000]
 
 
-def test_more_than_a_stream_holds_goes_through_it(
+def test_rows_may_exceed_the_size_of_a_stream(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create(max_size=16_384, stream_segment_size=4096)
@@ -149,7 +149,7 @@ def test_more_than_a_stream_holds_goes_through_it(
 # Where to
 
 
-def test_a_column_says_to_which_stream_a_row_goes(
+def test_column_names_the_stream_of_a_row(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     streams = [create("column"), create("column")]
@@ -165,7 +165,7 @@ def test_a_column_says_to_which_stream_a_row_goes(
     ]
 
 
-def test_a_stream_is_created_if_that_is_asked_for(
+def test_create_stream_creates_the_stream_once(
     spark: SparkSession, save: Save, client: StreamManagerClient
 ) -> None:
     options = {
@@ -187,7 +187,7 @@ def test_a_stream_is_created_if_that_is_asked_for(
     assert payloads(client, "on demand") == texts(3) * 2
 
 
-def test_a_stream_that_is_created_drops_its_oldest_messages_unless_told_otherwise(
+def test_created_stream_overwrites_oldest_messages_by_default(
     spark: SparkSession, save: Save, client: StreamManagerClient
 ) -> None:
     save(numbered(spark, 1), stream="by default", createStream=True)
@@ -197,7 +197,7 @@ def test_a_stream_that_is_created_drops_its_oldest_messages_unless_told_otherwis
     assert definition.max_size == 256 * MEBIBYTE
 
 
-def test_tasks_that_create_the_same_streams_do_not_get_in_each_others_way(
+def test_concurrent_tasks_can_create_the_same_streams(
     spark: SparkSession, save: Save, client: StreamManagerClient
 ) -> None:
     rows = spark.range(0, 80, 1, 2).selectExpr(
@@ -211,7 +211,7 @@ def test_tasks_that_create_the_same_streams_do_not_get_in_each_others_way(
         assert sorted(stored) == sorted(texts(80)[number::40])
 
 
-def test_a_stream_is_not_created_unasked(
+def test_missing_stream_is_refused_without_create_stream(
     spark: SparkSession, save: Save, client: StreamManagerClient
 ) -> None:
     rows = numbered(spark, 1).selectExpr("payload", "'missing' AS stream")
@@ -231,7 +231,7 @@ def check_layout(schema: StructType, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_rows_without_a_payload_are_refused() -> None:
+def test_rows_without_a_payload_column_are_refused() -> None:
     schema = StructType().add("id", LongType()).add("name", StringType())
 
     assert check_layout(schema, stream="s") == (
@@ -240,14 +240,14 @@ def test_rows_without_a_payload_are_refused() -> None:
     )
 
 
-def test_a_payload_that_is_not_bytes_is_refused() -> None:
+def test_payload_of_another_type_is_refused() -> None:
     assert check_layout(StructType().add("payload", LongType()), stream="s") == (
         "column payload is bigint: expected binary or string; add one, such as "
         'to_json(struct("*")), or write each row as JSON with option payload=json'
     )
 
 
-def test_rows_without_a_stream_are_refused() -> None:
+def test_rows_without_a_stream_column_are_refused() -> None:
     advice = "name the stream with option stream, or in such a column for each row"
 
     assert check_layout(StructType().add("payload", BinaryType())) == (
@@ -258,7 +258,7 @@ def test_rows_without_a_stream_are_refused() -> None:
     )
 
 
-def test_what_cannot_be_json_is_refused() -> None:
+def test_column_without_json_form_is_refused() -> None:
     schema = StructType().add("v", "variant")
 
     assert "column v is variant" in check_layout(schema, stream="s", payload="json")
@@ -277,7 +277,7 @@ def test_what_cannot_be_json_is_refused() -> None:
         ({"stream": "s", "token": "unknown"}, "token"),
     ],
 )
-def test_a_mistake_is_told_before_any_task_starts(
+def test_mistake_is_reported_before_any_task_starts(
     spark: SparkSession, save: Save, options: dict[str, Any], said: str
 ) -> None:
     assert said in refusal(AnalysisException, lambda: save(numbered(spark, 1), **options))
@@ -295,7 +295,7 @@ def test_a_mistake_is_told_before_any_task_starts(
         ("X'00' AS payload, '' AS stream", "stream_name is '': expected 1 to 255 letters"),
     ],
 )
-def test_a_row_that_is_no_message_fails_with_all_that_came_with_it(
+def test_invalid_row_fails_its_batch(
     spark: SparkSession,
     save: Save,
     create: Create,
@@ -314,7 +314,7 @@ def test_a_row_that_is_no_message_fails_with_all_that_came_with_it(
     assert payloads(client, stream) == []
 
 
-def test_a_stream_that_is_full_and_rejects_new_data_says_so(
+def test_full_stream_that_rejects_new_data_fails_the_write(
     spark: SparkSession, save: Save, create: Create
 ) -> None:
     stream = create(
@@ -337,13 +337,13 @@ def make_writer(broker: BrokerProcess, **options: Any) -> PenstockWriter:
     return handed
 
 
-def test_a_task_tells_how_many_rows_it_has_written(broker: BrokerProcess, create: Create) -> None:
+def test_task_returns_the_number_of_rows(broker: BrokerProcess, create: Create) -> None:
     batch = pa.record_batch({"payload": pa.array([b"a", b"b"])})
 
     assert make_writer(broker, stream=create()).write(iter([batch, batch])) == AppendedRows(4)
 
 
-def test_a_task_without_rows_needs_no_broker(tmp_path: Path) -> None:
+def test_task_without_rows_needs_no_broker(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         writer = make_writer(broker, stream="s", create_stream=True, reconnect_timeout=0)
 
@@ -351,7 +351,7 @@ def test_a_task_without_rows_needs_no_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.large_binary(), pa.binary()])
-def test_arrow_has_several_kinds_of_columns_for_the_same(
+def test_all_arrow_types_of_a_payload_are_accepted(
     kind: pa.DataType, broker: BrokerProcess, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -406,7 +406,7 @@ def inbox(spark: SparkSession, tmp_path: Path) -> Iterator[Inbox]:
         query.stop()
 
 
-def test_a_query_goes_on_where_it_was(
+def test_streaming_write_continues_from_its_checkpoint(
     inbox: Inbox, create: Create, broker: BrokerProcess, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -417,7 +417,7 @@ def test_a_query_goes_on_where_it_was(
     assert payloads(client, stream) == texts(1500)
 
 
-def test_a_query_creates_its_stream(
+def test_streaming_write_creates_its_stream(
     inbox: Inbox, broker: BrokerProcess, client: StreamManagerClient
 ) -> None:
     inbox.put(1)
@@ -426,7 +426,7 @@ def test_a_query_creates_its_stream(
     assert payloads(client, "of a query") == [b"0"]
 
 
-def test_a_query_that_failed_loses_nothing(inbox: Inbox, tmp_path: Path) -> None:
+def test_failed_streaming_write_loses_no_rows(inbox: Inbox, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         options = {"port": broker.port, "token": broker.token, "stream": "s", "createStream": True}
         inbox.put(10)
@@ -443,7 +443,7 @@ def test_a_query_that_failed_loses_nothing(inbox: Inbox, tmp_path: Path) -> None
     assert f"no stream manager answers on 127.0.0.1:{broker.port}" in said
 
 
-def test_a_query_waits_for_a_broker_that_restarts(inbox: Inbox, tmp_path: Path) -> None:
+def test_streaming_write_waits_for_a_restarting_broker(inbox: Inbox, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         inbox.put(10)
         query = inbox.start(True, root=str(broker.root), stream="s", createStream=True)
@@ -459,7 +459,9 @@ def test_a_query_waits_for_a_broker_that_restarts(inbox: Inbox, tmp_path: Path) 
             assert payloads(client, "s") == texts(20)
 
 
-def test_a_query_only_appends(inbox: Inbox, create: Create, broker: BrokerProcess) -> None:
+def test_complete_output_mode_is_refused(
+    inbox: Inbox, create: Create, broker: BrokerProcess
+) -> None:
     inbox.put(1)
 
     said = refusal(
@@ -473,7 +475,7 @@ def test_a_query_only_appends(inbox: Inbox, create: Create, broker: BrokerProces
 # A broker that goes away
 
 
-def test_every_row_arrives_although_the_broker_is_killed(
+def test_each_row_is_stored_although_the_broker_is_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
     # So large that some are on their way to the broker at any moment.
