@@ -40,7 +40,7 @@ def client(broker: BrokerProcess) -> Iterator[InternalClient]:
 
 @pytest.fixture
 def create(client: InternalClient) -> Callable[..., str]:
-    """Makes a stream with a name of its own, and gives the name."""
+    """Creates a stream with a unique name, and returns the name."""
 
     def create_stream(prefix: str = "stream", **fields: Any) -> str:
         fields.setdefault("strategy_on_full", StrategyOnFull.OverwriteOldestData)
@@ -53,7 +53,7 @@ def create(client: InternalClient) -> Callable[..., str]:
 
 @pytest.fixture
 def read(spark: SparkSession, broker: BrokerProcess) -> Callable[..., DataFrame]:
-    """A DataFrame of streams of the broker."""
+    """Returns a DataFrame of streams of the broker."""
 
     def read_streams(stream: str, **options: Any) -> DataFrame:
         reader: DataFrameReader = spark.read.format("penstock").option("root", str(broker.root))
@@ -64,7 +64,7 @@ def read(spark: SparkSession, broker: BrokerProcess) -> Callable[..., DataFrame]
 
 @pytest.fixture
 def read_stream(spark: SparkSession, broker: BrokerProcess) -> Callable[..., DataFrame]:
-    """The same, streaming."""
+    """Returns a streaming DataFrame of streams of the broker."""
 
     def read_streams(stream: str, **options: Any) -> DataFrame:
         reader: DataStreamReader = spark.readStream.format("penstock")

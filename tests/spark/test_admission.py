@@ -31,9 +31,9 @@ def test_remainder_goes_first_to_streams_without_a_share(
     shares = divide_limit(limit, backlogs)
     served = sum(shares[name] > 0 for name in behind)
     exact = [limit * backlogs[name] / sum(backlogs.values()) for name in behind]
-    # Rounding leaves so many; those that got nothing get them first.
-    rest = limit - sum(map(int, exact))
-    assert served >= min(len(behind), sum(share >= 1 for share in exact) + rest)
+    # The remainder of rounding goes first to streams without a share.
+    remainder = limit - sum(map(int, exact))
+    assert served >= min(len(behind), sum(share >= 1 for share in exact) + remainder)
 
 
 def test_small_stream_beside_a_large_one_gets_a_share() -> None:

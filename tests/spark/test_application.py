@@ -1,4 +1,4 @@
-"""Texts and settings of a Spark application. `tests/exports` tests how it starts and ends."""
+"""Messages and settings of a Spark application. `tests/exports` tests its start and end."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ REMEDY = (
             "[FAILED] in latestOffset: Traceback (most recent call last):\n"
             '  File "planning.py", line 1, in latestOffset\n'
             "    plan = self._connected()\n"
-            "ConnectionError: nobody is there\n"
+            "ConnectionError: connection refused\n"
             "\n"
             "at org.apache.spark",
-            "ConnectionError: nobody is there",
+            "ConnectionError: connection refused",
         ),
         (
             "Job aborted due to stage failure: Traceback (most recent call last):\n"
@@ -60,7 +60,7 @@ def test_user_settings_override_defaults_for_java() -> None:
     _choose_java(environment, Path("/some where"))
     assert environment["SPARK_DRIVER_MEMORY"] == "512m"
     assert '-Djava.io.tmpdir="/some where"' in environment["SPARK_SUBMIT_OPTS"]
-    # Of two equal options the last one counts.
+    # The last one of two equal options takes effect.
     assert environment["SPARK_SUBMIT_OPTS"].endswith("-XX:+UseG1GC")
     environment["SPARK_DRIVER_MEMORY"] = "2g"
     _choose_java(environment, Path("/some where"))

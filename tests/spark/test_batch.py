@@ -1,4 +1,4 @@
-"""spark.read with a real broker, by both ways."""
+"""spark.read with a real broker, over files and over the wire."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support import MEBIBYTE, BrokerProcess
 Create = Callable[..., str]
 Read = Callable[..., DataFrame]
 
-WAYS = ["auto", "wire"]
+VIAS = ["auto", "wire"]
 SEGMENT = 64 * 1024
 
 
 @pytest.fixture
 def sealed(create: Create, client: StreamManagerClient) -> str:
-    """A stream of several segments: 1,000 messages of 1 KiB, a batch a segment or so."""
+    """A stream of several segments with 1,000 messages of 1 KiB."""
     name = create("sealed", stream_segment_size=SEGMENT)
     for start in range(0, 1000, 50):
         client.append_messages(name, [b"%04d" % n * 256 for n in range(start, start + 50)])
@@ -41,7 +41,7 @@ def segment_files(broker: BrokerProcess, client: InternalClient, stream: str) ->
     return sorted((broker.root / "streams" / position.stream_id).glob("*.data"))
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 def test_rows_equal_the_messages_that_a_client_reads(
     via: str, sealed: str, read: Read, client: StreamManagerClient
 ) -> None:
@@ -51,7 +51,7 @@ def test_rows_equal_the_messages_that_a_client_reads(
     assert len(rows) == 1001
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 def test_messages_of_any_size_are_read(
     via: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
@@ -104,11 +104,11 @@ def test_files_are_read_with_host_port_and_token(
     frame = spark.read.format("penstock").options(stream=sealed, **options).load()
     before = client.statistics().messages_read
     assert frame.count() == 1000
-    # It is on this machine, and so its files are: nobody had to say so.
+    # The files of a broker on this machine are used without option root.
     assert client.statistics().messages_read == before
 
 
-# Which streams, from where to where
+# Streams and positions
 
 
 def test_streams_are_selected_by_commas_pattern_or_json(
@@ -168,10 +168,10 @@ def test_min_partitions_is_honoured_and_order_is_kept(sealed: str, read: Read) -
     assert numbers_of(frame) == list(range(1000))
 
 
-# Filters, and options that bound what is read
+# Filters and bounds
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 def test_messages_outside_the_positions_are_not_scanned(via: str, sealed: str, read: Read) -> None:
     frame = read(sealed, via=via, startingPosition=121, endingPosition=131)
     assert [row.sequence_number for row in frame.collect()] == list(range(121, 131))
@@ -203,7 +203,7 @@ def test_filters_are_applied_by_spark(
     assert numbers_of(frame.where(F.col("sequence_number").isin(3, 900, 5))) == [3, 5, 900]
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_filters_are_applied_by_spark(
         ({"stream": "*", "maxMessagesPerTrigger": "5"}, "is for spark.readStream, not for"),
         ({"stream": "*", "minPartitions": "0"}, "option minPartitions is '0': expected int >= 1"),
         ({"stream": "*", "startingPosition": "-1"}, "expected earliest, latest, a sequence number"),
-        ({"stream": "*", "endingPosition": '{"nobody": 3}'}, "names 'nobody'"),
+        ({"stream": "*", "endingPosition": '{"missing": 3}'}, "names 'missing'"),
         (
             {"stream": "*", "startingTimestamp": "yesterday"},
             "option startingTimestamp is 'yesterday': expected milliseconds since the epoch, or",
@@ -260,7 +260,7 @@ def test_user_schema_is_refused(
         reader.schema(schema).load().count()
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 def test_damaged_messages_fail_a_query_or_are_skipped(
     via: str, sealed: str, read: Read, broker: BrokerProcess, client: InternalClient
 ) -> None:
@@ -275,10 +275,10 @@ def test_damaged_messages_fail_a_query_or_are_skipped(
     assert left == [number for number in range(1000) if number != first + 5]
 
 
-# While the broker goes on
+# Concurrent changes
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 def test_rows_are_correct_while_the_broker_appends_rolls_and_deletes(
     via: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
@@ -291,15 +291,15 @@ def test_rows_are_correct_while_the_broker_appends_rolls_and_deletes(
 
     append(30_000)
     assert client.describe_message_stream(stream).storage_status.oldest_sequence_number > 0
-    # For each query so many batches: the broker drops half of what is planned at most.
+    # A limited number of batches for each query, so that at most half of its messages are evicted.
     batches = threading.Semaphore(0)
 
-    def append_on() -> None:
+    def append_batches() -> None:
         for _ in range(3 * 75):
             batches.acquire()
             append(150)
 
-    writer = threading.Thread(target=append_on)
+    writer = threading.Thread(target=append_batches)
     writer.start()
     for _ in range(3):
         batches.release(75)
@@ -307,7 +307,7 @@ def test_rows_are_correct_while_the_broker_appends_rolls_and_deletes(
         found = [row.sequence_number for row in rows]
         assert all(row.payload == b"%09d" % row.sequence_number * 40 for row in rows)
         assert found == sorted(set(found))
-        # Only what the broker has dropped meanwhile may be missing, also in the middle.
+        # Only messages that the broker has evicted may be missing, also in the middle.
         oldest = client.describe_message_stream(stream).storage_status.oldest_sequence_number
         assert set(range(oldest, found[-1] + 1)) <= set(found)
     writer.join()

@@ -19,7 +19,7 @@ def test_directory_is_created_once(tmp_path: Path) -> None:
     assert subprocess.check_output([made / "hello"], text=True) == "hello\n"
 
     def fill_again(_: Path) -> None:
-        pytest.fail("it is there already")
+        pytest.fail("the directory exists")
 
     assert cached_directory("tools/one", "hello", fill_again, environment) == made
 

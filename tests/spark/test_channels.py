@@ -29,7 +29,7 @@ MEBIBYTE = 1024 * 1024
 
 
 def fill(root: Path, channel: str, first: int, end: int, stream: str = "turbine") -> None:
-    """Brings messages of three days to a channel."""
+    """Exports messages of three days to a channel."""
     config = IoTAnalyticsConfig(identifier="e", iot_channel=channel)
     export = ExportContext(stream, stream, config, DestinationSettings(), str(root), 10.0)
     destination = ChannelDestination(export)
@@ -75,7 +75,7 @@ def test_files_are_listed_by_date_without_unfinished_files(tmp_path: Path) -> No
     fill(tmp_path, "farm", 0, 9)
     day = next((tmp_path / "channels/farm").glob("date=*"))
     (day / ".turbine-0123abcd-1").write_bytes(b"half")
-    (day / "notes.txt").write_bytes(b"of somebody")
+    (day / "notes.txt").write_bytes(b"another file")
     parts = list_parts(tmp_path / "channels", "farm")
     assert len(parts) == 3
     assert [part.path for part in parts] == sorted(part.path for part in parts)
@@ -113,9 +113,9 @@ def test_invalid_channel_name_is_refused(name: str) -> None:
 
 def test_options_stream_and_channel_are_exclusive() -> None:
     source = PenstockDataSource({"channel": "farm", "stream": "s"})
-    for ask in (source.schema, lambda: source.reader(SCHEMA)):
+    for call in (source.schema, lambda: source.reader(SCHEMA)):
         with pytest.raises(SettingError, match="options stream and channel are both set"):
-            ask()
+            call()
 
 
 def test_channel_supports_no_streaming_queries_and_no_writes() -> None:

@@ -19,7 +19,7 @@ def path_in(options: list[str]) -> Path:
 
 
 def write(tmp_path: Path, home: Path) -> Path:
-    """What Java and `write` do."""
+    """Creates an archive as Java and `write` do."""
     unfinished = path_in(make(tmp_path, writes=True).options(home))
     archive = unfinished.with_suffix(".jsa")
     unfinished.touch()

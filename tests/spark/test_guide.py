@@ -1,4 +1,4 @@
-"""What the guide to Spark says is so."""
+"""The tables and snippets of the guide to Spark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS: dict[str, type[BrokerOptions]] = {
 }
 MESSAGES = 40
 
-# What a batch that is repeated does.
+# Appends messages twice, as a retried batch does.
 STORE_TWICE = """
 from penstock import StreamManagerClient
 
@@ -109,12 +109,12 @@ def test_snippets_run_in_sequence(tmp_path: Path) -> None:
         assert finished.returncode == 0, finished.stderr
         assert finished.stderr == ""
 
-        said = finished.stdout
-        assert "3 messages, numbers 5 to 7" in said
-        assert f"{strong} alerts" in said
-        assert f'"next": {MESSAGES}' in said
-        assert f"{MESSAGES} messages of the last hour" in said
-        assert f"10 of {MESSAGES} messages" in said
+        output = finished.stdout
+        assert "3 messages, numbers 5 to 7" in output
+        assert f"{strong} alerts" in output
+        assert f'"next": {MESSAGES}' in output
+        assert f"{MESSAGES} messages of the last hour" in output
+        assert f"10 of {MESSAGES} messages" in output
 
         def payloads(stream: str) -> list[bytes]:
             return [message.payload for message in client.read_all(stream)]
@@ -126,7 +126,7 @@ def test_snippets_run_in_sequence(tmp_path: Path) -> None:
 
 
 def append_readings(client: StreamManagerClient) -> int:
-    """What the demo devices append; how many turbines' readings have the guide's strong wind."""
+    """Appends readings of the demo devices, and returns the number with a strong wind."""
     strong = 0
     for device in DEVICES:
         client.create_message_stream(

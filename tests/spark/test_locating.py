@@ -16,7 +16,7 @@ Create = Callable[..., str]
 
 @pytest.fixture
 def stream(create: Create, client: InternalClient) -> StreamPosition:
-    """Fifty messages of 1 KiB in segments of four, of which the oldest are gone."""
+    """A stream of 1 KiB messages in segments of four, whose oldest messages were removed."""
     name = create("located", stream_segment_size=4096, max_size=20 * 4096)
     for number in range(100):
         client.append_message(name, b"%02d" % number * 512)
@@ -41,7 +41,7 @@ def test_segments_of_other_times_are_skipped(
 ) -> None:
     locator = Locator(client, fails_on_loss=True)
     segment = locator.plan(stream, 60, 61)[0].segment
-    # Segments follow each other within a millisecond: others may have these times too.
+    # Other segments may have the same times.
     pieces = locator.plan(stream, 50, 99, TimeRange(segment.oldest_time, segment.newest_time + 1))
     assert any(piece.first <= 60 < piece.end for piece in pieces)
     assert locator.plan(stream, 50, 99, TimeRange(0, 1)) == []

@@ -29,6 +29,6 @@ def test_allowed_loss_is_logged(caplog: pytest.LogCaptureFixture) -> None:
 
 
 def test_error_can_be_pickled() -> None:
-    error = pickle.loads(pickle.dumps(DataLossError("what is lost")))
+    error = pickle.loads(pickle.dumps(DataLossError("messages are lost")))
     assert isinstance(error, DataLossError)
-    assert str(error) == error.message == "what is lost"
+    assert str(error) == error.message == "messages are lost"

@@ -1,4 +1,4 @@
-"""Segments mapped where the broker has them: what was planned is there, or nothing is."""
+"""Mapped segments: a piece is mapped completely or not at all."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ FIRST = 100
 
 
 class SegmentRoot:
-    """A root with one segment, as a broker has it that calls itself `here`."""
+    """The root directory of a broker with instance `here`, with one segment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -126,7 +126,7 @@ def test_missing_file_is_not_mapped(segment_root: SegmentRoot, name: str) -> Non
     segment_root.segment.append([b"one", b"two"], 7)
     getattr(segment_root, name).unlink()
     assert map_piece(segment_root.piece()) is None
-    # It is on this machine all the same.
+    # The broker is on this machine nevertheless.
     assert has_files(segment_root.piece())
 
 

@@ -1,4 +1,4 @@
-"""Options are texts under names in any case; a wrong one is an error that says what is right."""
+"""Parsing of options: strings with case-insensitive names, and errors that name allowed values."""
 
 from __future__ import annotations
 
@@ -76,9 +76,9 @@ def test_misspelled_name_gets_a_suggestion(kind: type[BrokerOptions]) -> None:
 
 
 def test_unknown_name_gets_the_list_of_options() -> None:
-    told = problem(BatchReadOptions, xyzzy="1")
-    assert "unknown option xyzzy: expected one of channel, channels, createStream" in told
-    assert told.endswith("token, via")
+    message = problem(BatchReadOptions, xyzzy="1")
+    assert "unknown option xyzzy: expected one of channel, channels, createStream" in message
+    assert message.endswith("token, via")
 
 
 def test_option_path_is_refused_with_advice() -> None:

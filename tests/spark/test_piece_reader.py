@@ -1,4 +1,4 @@
-"""What tasks read from a real broker, by its files and over the wire, and what goes wrong."""
+"""Reads of tasks from a real broker, over files and over the wire, also of damaged messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.spark.times import ALL_TIMES, TimeRange
 from penstock.store.record import ENTRY, data_path, index_path
 from tests.support import BrokerProcess, running, wait_until
 
-WAYS: list[Via] = ["files", "wire"]
+VIAS: list[Via] = ["files", "wire"]
 
 
 class PieceRow(NamedTuple):
@@ -38,7 +38,7 @@ class PieceRow(NamedTuple):
 
 
 class QueryReader:
-    """Plans and reads as a query does, in this process."""
+    """Plans and reads like a query, in this process."""
 
     def __init__(self, broker: BrokerProcess, client: InternalClient) -> None:
         self.broker = broker
@@ -69,7 +69,7 @@ class QueryReader:
         return [row for b in self.batches(pieces, via, fails_on_loss) for row in rows_of(b)]
 
     def files(self, piece: Piece) -> tuple[Path, Path]:
-        """The data and the index of the piece's segment."""
+        """Returns the data file and the index file of the piece's segment."""
         directory = self.broker.root / "streams" / piece.stream_id
         first = piece.segment.first
         return data_path(directory, first), index_path(directory, first)
@@ -88,8 +88,8 @@ def reader(broker: BrokerProcess, client: InternalClient) -> QueryReader:
 
 
 @pytest.fixture
-def small_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few messages in each answer, and a few answers at once."""
+def small_responses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reduces the limits of responses and of the buffer to a few messages."""
     monkeypatch.setattr(reading, "_MAX_RESPONSE_BYTES", 2000)
     monkeypatch.setattr(reading, "_MAX_BUFFERED_BYTES", 6000)
 
@@ -105,7 +105,7 @@ def numbered(count: int, size: int = 100) -> list[bytes]:
 
 
 def append(client: InternalClient, name: str, payloads: list[bytes]) -> list[PieceRow]:
-    """In small batches: one batch is never shared by two segments."""
+    """Appends in small batches, as a batch is always in one segment."""
     rows = []
     for place in range(0, len(payloads), 10):
         some = payloads[place : place + 10]
@@ -126,7 +126,7 @@ def damage(path: Path, position: int, data: bytes = b"") -> None:
 # Rows
 
 
-@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.parametrize("via", [*VIAS, "auto"])
 def test_rows_equal_the_appended_messages(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
@@ -137,7 +137,7 @@ def test_rows_equal_the_appended_messages(
     assert reader.read(pieces, via) == written
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 @pytest.mark.parametrize("size", [1, 100, 70_000, 7 << 20])
 def test_messages_of_any_size_are_read(
     reader: QueryReader, create: Callable[..., str], via: Via, size: int
@@ -147,7 +147,7 @@ def test_messages_of_any_size_are_read(
     assert reader.read(reader.plan(name), via) == written
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 def test_tasks_read_each_message_once_and_in_order(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
@@ -159,7 +159,7 @@ def test_tasks_read_each_message_once_and_in_order(
     assert [row for task in tasks for row in reader.read(task.pieces, via)] == written
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 def test_only_messages_within_bounds_are_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
@@ -169,7 +169,7 @@ def test_only_messages_within_bounds_are_read(
     assert reader.read(pieces, via) == written[33:155]
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 def test_only_messages_within_times_are_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
@@ -211,7 +211,7 @@ def test_via_files_fails_for_a_memory_stream(
         reader.read(reader.plan(name), "files")
 
 
-@pytest.mark.usefixtures("small_answers")
+@pytest.mark.usefixtures("small_responses")
 @pytest.mark.parametrize("persistence", list(Persistence))
 def test_piece_may_exceed_the_buffer_limit(
     reader: QueryReader, create: Callable[..., str], persistence: Persistence
@@ -235,7 +235,7 @@ def test_mapped_files_need_no_connection(reader: QueryReader, create: Callable[.
         assert reader.read(reader.plan(name), "auto") == written
 
 
-@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.parametrize("via", [*VIAS, "auto"])
 def test_messages_appended_after_planning_are_not_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
@@ -246,18 +246,18 @@ def test_messages_appended_after_planning_are_not_read(
     assert reader.read(pieces, via) == written
 
 
-# Messages that are gone
+# Removed messages
 
 
 def overwrite(reader: QueryReader, name: str, pieces: list[Piece]) -> None:
-    """Appends until the stream has none of these messages any more."""
+    """Appends until these messages are evicted."""
     while oldest_number(reader.client, name) < pieces[-1].end:
         append(reader.client, name, [b"z" * 1000] * 10)
 
 
 @pytest.fixture
 def overwritten(reader: QueryReader, create: Callable[..., str]) -> list[Piece]:
-    """Pieces of messages that are gone, and so are their files."""
+    """Pieces of messages that were removed together with their files."""
     name = create(stream_segment_size=4096, max_size=16_384)
     append(reader.client, name, numbered(80))
     pieces = reader.plan(name)
@@ -266,7 +266,7 @@ def overwritten(reader: QueryReader, create: Callable[..., str]) -> list[Piece]:
     return pieces
 
 
-@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.parametrize("via", [*VIAS, "auto"])
 def test_removed_messages_fail_the_query(
     reader: QueryReader, overwritten: list[Piece], via: Via
 ) -> None:
@@ -278,7 +278,7 @@ def test_removed_messages_fail_the_query(
         reader.read(overwritten, via)
 
 
-@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.parametrize("via", [*VIAS, "auto"])
 def test_removed_messages_can_be_skipped(
     reader: QueryReader, overwritten: list[Piece], via: Via, warnings: Callable[[], list[str]]
 ) -> None:
@@ -289,7 +289,7 @@ def test_removed_messages_can_be_skipped(
     assert all("were removed before they were read" in warning for warning in warnings())
 
 
-@pytest.mark.usefixtures("small_answers")
+@pytest.mark.usefixtures("small_responses")
 @pytest.mark.parametrize("persistence", list(Persistence))
 def test_messages_may_be_removed_during_a_read_over_the_wire(
     reader: QueryReader,
@@ -340,7 +340,7 @@ def test_deleted_stream_is_a_loss(
     assert len(warnings()) == 1
 
 
-@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.parametrize("via", [*VIAS, "auto"])
 def test_recreated_stream_is_a_loss(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
@@ -357,10 +357,10 @@ def test_recreated_stream_is_a_loss(
         reader.read(pieces, via)
 
 
-# Messages that are damaged
+# Damaged messages
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 @pytest.mark.parametrize("whole", [True, False])
 def test_damaged_message_fails_the_query_or_is_skipped(
     reader: QueryReader,
@@ -386,7 +386,7 @@ def test_damaged_message_fails_the_query_or_is_skipped(
     ]
 
 
-@pytest.mark.parametrize("via", WAYS)
+@pytest.mark.parametrize("via", VIAS)
 @pytest.mark.parametrize("number", [0, 25, 48, 49])
 @pytest.mark.parametrize("end", [0, 3001, 2**32 - 1])
 def test_damaged_end_affects_its_message_and_the_next(
@@ -401,7 +401,7 @@ def test_damaged_end_affects_its_message_and_the_next(
     assert read == [row for row in written if row.number not in (number, number + 1)]
 
 
-@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.parametrize("via", [*VIAS, "auto"])
 def test_rest_of_a_cut_segment_is_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
@@ -417,8 +417,8 @@ def test_rest_of_a_cut_segment_is_read(
     assert read == [row for row in written if row.number not in lost]
 
 
-@pytest.mark.usefixtures("small_answers")
-@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.usefixtures("small_responses")
+@pytest.mark.parametrize("via", [*VIAS, "auto"])
 def test_rest_of_a_cut_index_is_read(
     reader: QueryReader, create: Callable[..., str], via: Via
 ) -> None:
@@ -434,7 +434,7 @@ def test_rest_of_a_cut_index_is_read(
         reader.read(pieces, via)
 
 
-@pytest.mark.parametrize("via", [*WAYS, "auto"])
+@pytest.mark.parametrize("via", [*VIAS, "auto"])
 @pytest.mark.parametrize("name", ["data", "index"])
 def test_segment_with_a_missing_file_is_a_loss(
     reader: QueryReader,
@@ -448,7 +448,7 @@ def test_segment_with_a_missing_file_is_a_loss(
     pieces = reader.plan(stream)
     lost = pieces[1]
     reader.files(lost)[name == "index"].unlink()
-    # The broker keeps the segment open that was read last: reading another one lets go of it.
+    # The broker keeps the last read segment open; a read of another one closes it.
     reader.read(pieces[2:3], "wire")
     read = reader.read(pieces, via, fails_on_loss=False)
     assert read == [row for row in written if not lost.first <= row.number < lost.end]
@@ -457,12 +457,12 @@ def test_segment_with_a_missing_file_is_a_loss(
     ]
 
 
-# Brokers that stop and start
+# Broker restarts
 
 
 @pytest.fixture
-def own(tmp_path: Path) -> Iterator[QueryReader]:
-    """A broker that may be stopped, with a stream `s`."""
+def restartable(tmp_path: Path) -> Iterator[QueryReader]:
+    """A reader of a separate broker with a stream `s`, which a test may stop."""
     with (
         BrokerProcess(tmp_path / "root") as process,
         InternalClient(root=process.root) as client,
@@ -478,95 +478,97 @@ def own(tmp_path: Path) -> Iterator[QueryReader]:
 
 
 def test_task_waits_for_an_unavailable_broker(
-    own: QueryReader, caplog: pytest.LogCaptureFixture
+    restartable: QueryReader, caplog: pytest.LogCaptureFixture
 ) -> None:
-    written = append(own.client, "s", numbered(50))
-    pieces = own.plan("s")
-    own.broker.stop()
+    written = append(restartable.client, "s", numbered(50))
+    pieces = restartable.plan("s")
+    restartable.broker.stop()
 
-    def start_when_it_waits() -> None:
+    def start_after_a_retry() -> None:
         wait_until(lambda: "retrying" in caplog.text)
-        own.broker.start()
+        restartable.broker.start()
 
-    with running(start_when_it_waits):
-        assert own.read(pieces, "wire") == written
+    with running(start_after_a_retry):
+        assert restartable.read(pieces, "wire") == written
 
 
-def test_task_fails_after_reconnect_timeout(own: QueryReader) -> None:
-    append(own.client, "s", numbered(50))
-    pieces = own.plan("s")
-    own.broker.stop()
-    own.place = own.place._replace(reconnect_timeout=0)
+def test_task_fails_after_reconnect_timeout(restartable: QueryReader) -> None:
+    append(restartable.client, "s", numbered(50))
+    pieces = restartable.plan("s")
+    restartable.broker.stop()
+    restartable.place = restartable.place._replace(reconnect_timeout=0)
     with pytest.raises(ConnectionError, match="no stream manager"):
-        own.read(pieces, "wire")
-    own.broker.start()
+        restartable.read(pieces, "wire")
+    restartable.broker.start()
 
 
-@pytest.mark.usefixtures("small_answers")
+@pytest.mark.usefixtures("small_responses")
 @pytest.mark.parametrize("killed", [False, True])
-def test_task_continues_after_a_broker_restart(own: QueryReader, killed: bool) -> None:
-    written = append(own.client, "s", numbered(500))
-    batches = own.batches(own.plan("s"), "wire")
+def test_task_continues_after_a_broker_restart(restartable: QueryReader, killed: bool) -> None:
+    written = append(restartable.client, "s", numbered(500))
+    batches = restartable.batches(restartable.plan("s"), "wire")
     read = rows_of(next(batches))
     if killed:
-        own.broker.kill()
+        restartable.broker.kill()
     else:
-        own.broker.stop()
-    own.broker.start()
+        restartable.broker.stop()
+    restartable.broker.start()
     read += [row for batch in batches for row in rows_of(batch)]
     assert read == written
 
 
-def test_piece_is_read_from_a_restarted_broker(own: QueryReader) -> None:
-    written = append(own.client, "s", numbered(50))
-    pieces = own.plan("s")
-    own.broker.stop()
-    own.broker.start()
-    assert own.read(pieces, "auto") == written
+def test_piece_is_read_from_a_restarted_broker(restartable: QueryReader) -> None:
+    written = append(restartable.client, "s", numbered(50))
+    pieces = restartable.plan("s")
+    restartable.broker.stop()
+    restartable.broker.start()
+    assert restartable.read(pieces, "auto") == written
     with pytest.raises(FileNotFoundError, match="has no files on this machine"):
-        own.read(pieces, "files")
+        restartable.read(pieces, "files")
 
 
 def test_restored_older_stream_is_a_loss(
-    own: QueryReader, tmp_path: Path, warnings: Callable[[], list[str]]
+    restartable: QueryReader, tmp_path: Path, warnings: Callable[[], list[str]]
 ) -> None:
-    written = append(own.client, "s", numbered(20))
-    own.broker.stop()
-    shutil.copytree(own.broker.root, tmp_path / "copy")
-    own.broker.start()
-    append(own.client, "s", numbered(20))
-    pieces = own.plan("s")
-    own.broker.stop()
-    shutil.rmtree(own.broker.root)
-    shutil.move(tmp_path / "copy", own.broker.root)
-    own.broker.start()
+    written = append(restartable.client, "s", numbered(20))
+    restartable.broker.stop()
+    shutil.copytree(restartable.broker.root, tmp_path / "copy")
+    restartable.broker.start()
+    append(restartable.client, "s", numbered(20))
+    pieces = restartable.plan("s")
+    restartable.broker.stop()
+    shutil.rmtree(restartable.broker.root)
+    shutil.move(tmp_path / "copy", restartable.broker.root)
+    restartable.broker.start()
     with pytest.raises(DataLossError, match="messages 20 to 39 cannot be read: the stream ends"):
-        own.read(pieces)
-    assert own.read(pieces, fails_on_loss=False) == written
-    assert own.read([piece._replace(first=25) for piece in pieces], fails_on_loss=False) == []
+        restartable.read(pieces)
+    assert restartable.read(pieces, fails_on_loss=False) == written
+    assert (
+        restartable.read([piece._replace(first=25) for piece in pieces], fails_on_loss=False) == []
+    )
     assert [warning.partition(" cannot")[0] for warning in warnings()] == [
         "stream 's': messages 20 to 39",
         "stream 's': messages 25 to 39",
     ]
 
 
-@pytest.mark.parametrize("via", WAYS)
-def test_damage_found_at_broker_start_is_a_loss(own: QueryReader, via: Via) -> None:
-    written = append(own.client, "s", numbered(50))
-    (piece,) = own.plan("s")
-    own.broker.kill()
-    data, index = own.files(piece)
+@pytest.mark.parametrize("via", VIAS)
+def test_damage_found_at_broker_start_is_a_loss(restartable: QueryReader, via: Via) -> None:
+    written = append(restartable.client, "s", numbered(50))
+    (piece,) = restartable.plan("s")
+    restartable.broker.kill()
+    data, index = restartable.files(piece)
     damage(data, 20 * 100 + 50)
     damage(index, 30 * ENTRY.size, bytes(4))
-    own.broker.start()
-    pieces = own.plan("s")
+    restartable.broker.start()
+    pieces = restartable.plan("s")
     with pytest.raises(DataLossError, match="message 20 cannot be read"):
-        own.read(pieces, via)
-    read = own.read(pieces, via, fails_on_loss=False)
+        restartable.read(pieces, via)
+    read = restartable.read(pieces, via, fails_on_loss=False)
     assert read == [row for row in written if row.number not in (20, 30, 31)]
 
 
-# Everything at once
+# Concurrent changes
 
 
 @pytest.mark.parametrize("via", ["auto", "wire"])

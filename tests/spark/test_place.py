@@ -1,4 +1,4 @@
-"""One place for the driver and every task, wherever it runs and whatever its environment says."""
+"""The broker's address on the driver and in tasks, on other machines and in other environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import BrokerProcess, clean_environment, running
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine on which there is nothing: no broker, no configuration."""
+    """A home directory and an environment without a broker or configuration."""
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
     home = tmp_path / "home"
@@ -41,10 +41,10 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def find(**options: Any) -> Place:
-    """As a task gets it."""
+    """Finds a place, and returns the copy that a task receives."""
     place = Place.find(BrokerOptions(**options))
-    handed: Place = pickle.loads(pickle.dumps(place))
-    return handed
+    copy: Place = pickle.loads(pickle.dumps(place))
+    return copy
 
 
 def on_another_machine(place: Place) -> Place:
@@ -70,7 +70,7 @@ def test_address_from_the_environment_is_passed_to_tasks(
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", broker.token)
     place = find()
     monkeypatch.setenv("STREAM_MANAGER_SERVER_PORT", "1")
-    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "of somebody else")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "another")
     monkeypatch.setenv("PENSTOCK_TLS_CA", "/nowhere")
 
     assert reaches(place, broker)
@@ -176,7 +176,7 @@ def test_repr_does_not_show_the_token(broker: BrokerProcess) -> None:
 
 @pytest.fixture
 def with_tls(home: Path, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker on 127.0.0.1 with a certificate that is signed by itself, in `tls.crt`."""
+    """A broker on 127.0.0.1 with a self-signed certificate in `tls.crt`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
     now = dt.datetime.now(dt.UTC)

@@ -1,4 +1,4 @@
-"""Pieces and tasks: every message once and in order, however they are cut."""
+"""Plans of pieces and tasks, which contain each message once and in order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def numbers(pieces: Iterable[Piece]) -> list[tuple[str, int]]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[SegmentSummary]:
-    """Segments that join, as those of a stream do; also one that is lost."""
+    """Consecutive segments of a stream, including lost ones."""
     first = draw(st.integers(0, 1000))
     segments = []
     for count in draw(st.lists(st.integers(1, 50), min_size=1, max_size=8)):
@@ -64,8 +64,8 @@ def test_pieces_cover_exactly_the_requested_messages(
     around = st.integers(segments[0].first - 5, segments[-1].end + 5)
     first, end = data.draw(around), data.draw(around)
     pieces = plan(segments, first, end)
-    asked = range(max(first, segments[0].first), min(end, segments[-1].end))
-    assert [number for _, number in numbers(pieces)] == list(asked)
+    requested = range(max(first, segments[0].first), min(end, segments[-1].end))
+    assert [number for _, number in numbers(pieces)] == list(requested)
     for piece in pieces:
         assert piece.segment in segments
         assert piece.segment.first <= piece.first < piece.end <= piece.segment.end
@@ -89,8 +89,8 @@ def test_only_segments_of_other_times_are_skipped(
 
 
 def test_memory_stream_has_no_root() -> None:
-    there = location([segment(0, 5, 10)], has_files=False)
-    (piece,) = plan_pieces("s", "id", there, 0, 5)
+    in_memory = location([segment(0, 5, 10)], has_files=False)
+    (piece,) = plan_pieces("s", "id", in_memory, 0, 5)
     assert (piece.stream, piece.stream_id, piece.root) == ("s", "id", None)
     (piece,) = plan([segment(0, 5, 10)], 0, 5)
     assert (piece.root, piece.instance) == ("/root", "instance")

@@ -15,7 +15,7 @@ ZIPPED = Path(pyspark.__path__[0]) / "python" / "lib"
 
 
 def path_in(python: Path, entries: list[str]) -> list[str]:
-    """What this Python looks through, started as Spark starts its workers."""
+    """Returns the file of PySpark and the path of a Python that is started like Spark's workers."""
     code = "import pyspark, sys; print(pyspark.__file__); print(*sys.path, sep='\\n')"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(entries)}
     output = subprocess.check_output([python, "-c", code], env=environment, text=True)
@@ -30,7 +30,7 @@ def test_workers_import_the_installed_pyspark(tmp_path: Path) -> None:
     where, *entries = path_in(python, [*zips, str(own), "/elsewhere"])
     assert where == pyspark.__file__
     assert not set(zips) & set(entries)
-    # What a user has put there stays, in its order.
+    # Entries of the user stay, in their order.
     assert entries.index(str(own)) < entries.index("/elsewhere")
     assert ".zip" in path_in(Path(sys.executable), zips)[0]
 
@@ -52,12 +52,12 @@ def test_gc_is_frozen_once() -> None:
     freeze_gc.cache_clear()
     try:
         freeze_gc()
-        settled = gc.get_freeze_count()
+        frozen = gc.get_freeze_count()
         later = [[number] for number in range(100)]
         freeze_gc()
-        # Some of what was settled may be gone by now.
-        assert 0 < gc.get_freeze_count() <= settled
-        assert settled > len(later)
+        # Frozen objects may have been freed by their reference counts.
+        assert 0 < gc.get_freeze_count() <= frozen
+        assert frozen > len(later)
     finally:
         gc.unfreeze()
 

@@ -1,7 +1,7 @@
-"""A DataFrame that several queries use: each of them has exactly its own rows.
+"""Several queries of one DataFrame, each of which returns exactly its own rows.
 
-Spark keeps one plan of a Python data source for all queries of one load(). Nothing of one query may
-be left in it for the next.
+Spark keeps one plan of a Python data source for all queries of one load(), so a query must not
+change that plan.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def stream(create: Create, client: StreamManagerClient) -> str:
 
 @pytest.fixture
 def messages(stream: str, client: StreamManagerClient) -> list[Row]:
-    """The plain list that every query is compared with."""
+    """The expected rows."""
     return messages_of(client, stream)
 
 
@@ -64,7 +64,7 @@ def test_filter_does_not_affect_later_queries(frame: DataFrame, messages: list[R
 def test_filter_does_not_affect_later_queries_with_pushdown(
     spark: SparkSession, frame: DataFrame, messages: list[Row]
 ) -> None:
-    """Another data source of the session may need it."""
+    """Another data source of the session may require pushdown."""
     setting = "spark.sql.python.filterPushdown.enabled"
     spark.conf.set(setting, "true")
     try:

@@ -1,4 +1,4 @@
-"""Names, patterns and positions as the options of a query give them."""
+"""Parsing of names, patterns and positions in options."""
 
 from __future__ import annotations
 

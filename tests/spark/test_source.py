@@ -25,12 +25,12 @@ def test_unknown_option_is_refused_first() -> None:
 def test_user_schema_is_refused() -> None:
     other = StructType([StructField("temperature", LongType())])
     source = PenstockDataSource({"stream": "s"})
-    for make in (source.reader, source.streamReader):
+    for create in (source.reader, source.streamReader):
         with pytest.raises(SettingError, match="parse payloads with from_json"):
-            make(other)
+            create(other)
 
 
 def test_source_and_readers_can_be_pickled() -> None:
     source = PenstockDataSource({"stream": "s"})
-    for thing in (source, source.reader(SCHEMA), source.streamReader(SCHEMA)):
-        assert type(pickle.loads(pickle.dumps(thing))) is type(thing)
+    for each in (source, source.reader(SCHEMA), source.streamReader(SCHEMA)):
+        assert type(pickle.loads(pickle.dumps(each))) is type(each)

@@ -1,4 +1,4 @@
-"""Segments as Arrow columns, against the same in plain Python."""
+"""Stored messages as Arrow columns, compared with an implementation in plain Python."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class SegmentBytes:
         return 8 * (len(self.index) + len(self.data))
 
     def intact(self) -> list[StoredRow]:
-        """The messages whose checksum is right, one by one."""
+        """Returns the messages whose checksums match."""
         found = []
         begin = 0
         for number, (end, crc, millis) in enumerate(ENTRY.iter_unpack(self.index), self.first):
@@ -163,7 +163,7 @@ def test_part_has_only_its_rows(messages: list[StoredRow], data: st.DataObject) 
 def test_payloads_may_begin_anywhere_in_the_data_file(
     messages: list[StoredRow], data: st.DataObject
 ) -> None:
-    """As they come over the wire: entries of the index, and only the payloads of these."""
+    """Over the wire, messages have entries of the index and only the payloads of these entries."""
     files = make_files(messages, messages[0].number)
     skipped = data.draw(st.integers(0, len(messages) - 1))
     position = sum(len(message.payload) for message in messages[:skipped])
@@ -208,7 +208,7 @@ def test_batches_are_as_large_as_their_limits_allow(
     for size, following in zip_longest(sizes, sizes[1:]):
         assert len(size) <= max_messages
         assert len(size) == 1 or sum(size) <= max_bytes
-        # None ends before it has to.
+        # Each batch is full.
         assert (
             following is None or len(size) == max_messages or sum(size) + following[0] > max_bytes
         )
@@ -251,7 +251,7 @@ def test_segment_of_maximum_size_is_read(tmp_path: Path) -> None:
     position = INT32_MAX - 9_900_000
     path = tmp_path / "data"
     with path.open("w+b") as file:
-        # The file has a hole where the first message would be: it takes no room.
+        # The first message is a hole in the file, which takes no disk space.
         file.truncate(position)
         file.seek(position)
         file.write(b"".join(payloads))
@@ -281,10 +281,10 @@ def test_flipped_bit_affects_only_its_messages(
     found = [row for part in parts for row in rows(part.batches("s"))]
     assert found == damaged.intact()
     missing = [message.number for message in messages if message not in found]
-    # One whose end is wrong takes the one behind it along.
+    # A damaged end also affects the next message.
     assert 1 <= len(missing) <= 2
     assert missing[-1] - missing[0] < 2
-    # Runs, as long as they can be.
+    # Runs are as long as possible.
     assert all(one.end < other.first for one, other in pairwise(parts))
 
 

@@ -1,4 +1,4 @@
-"""spark.readStream with a real broker: limits, restarts, and what is lost on the way."""
+"""spark.readStream with a real broker: limits, restarts and lost messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from tests.spark.queries import Batches, failure_of, running, start, wait_until_watched
+from tests.spark.queries import Batches, running, start, wait_for_failure, wait_until_watched
 from tests.spark.rows import messages_of
 from tests.support import BrokerProcess, wait_until
 
@@ -72,7 +72,7 @@ def test_query_reads_a_memory_stream(
     assert batches.rows == messages_of(client, stream)
 
 
-# How much at once
+# Limits
 
 
 def test_trigger_is_limited_by_messages(
@@ -85,7 +85,7 @@ def test_trigger_is_limited_by_messages(
     with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
         query.awaitTermination()
     assert [len(batch) for batch in batches.batches] == [6, 6, 6, 6]
-    # The quiet one has its share of the first batch, and is not left to the end.
+    # The quiet stream has a share of the first batch.
     assert {row.stream for row in batches.batches[0]} == {busy, quiet}
     for stream, count in ((busy, 20), (quiet, 4)):
         found = [row.sequence_number for row in batches.rows if row.stream == stream]
@@ -102,7 +102,7 @@ def test_trigger_is_limited_by_bytes(
     with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
         query.awaitTermination()
     sizes = [sum(len(row.payload) for row in batch) for batch in batches.batches]
-    # One that is larger than the limit comes alone: it has to come.
+    # A message above the limit is a separate batch.
     assert sizes[-1] == 5000
     assert all(400 < size <= 600 for size in sizes[:-2])
     assert batches.rows == messages_of(client, stream)
@@ -117,7 +117,7 @@ def test_query_with_available_now_ends(
     frame = read_stream(stream, maxMessagesPerTrigger=3, **EARLIEST)
     with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
         batches.wait_for(3)
-        # Later than the query began: for the next one.
+        # Messages that are appended later belong to the next query.
         client.append_messages(stream, numbered(7, 9))
         batches.may_go_on.set()
         query.awaitTermination()
@@ -179,7 +179,7 @@ def test_query_survives_a_killed_broker(via: str, spark: SparkSession, tmp_path:
             batches.wait_for(9)
             wait_until_watched(client, "lasting")
         broker.stop()
-        # And while nothing runs: the same stream, another broker.
+        # A restart between two runs of the query.
         broker.start()
         client.append_messages("lasting", numbered(9, 12))
         with running(frame, tmp_path / "checkpoint", batches):
@@ -187,7 +187,7 @@ def test_query_survives_a_killed_broker(via: str, spark: SparkSession, tmp_path:
     assert batches.numbers == list(range(12))
 
 
-# Streams come and go
+# Created and deleted streams
 
 
 def test_stream_created_later_is_read_from_its_start(
@@ -216,10 +216,10 @@ def test_recreated_stream_is_reported(
         wait_until_watched(client, stream)
     client.delete_message_stream(stream)
     client.create_message_stream(definition)
-    # As many as there were: the numbers alone tell nothing.
+    # The same count as before, so that sequence numbers do not differ.
     client.append_messages(stream, [b"new", b"newer", b"newest"])
     query = start(read_stream(stream, **EARLIEST), tmp_path / "checkpoint", batches)
-    assert "deleted after message 2 was read, and created again" in failure_of(query)
+    assert "deleted after message 2 was read, and created again" in wait_for_failure(query)
     assert len(batches.rows) == 3
     frame = read_stream(stream, failOnDataLoss="false", **EARLIEST)
     with running(frame, tmp_path / "checkpoint", batches):
@@ -235,7 +235,7 @@ def test_stream_deleted_during_a_query_fails_it(
     query = start(read_stream(stream, **EARLIEST), tmp_path / "checkpoint", batches)
     batches.wait_for(3)
     client.delete_message_stream(stream)
-    assert "it was deleted after message 2 was read" in failure_of(query)
+    assert "it was deleted after message 2 was read" in wait_for_failure(query)
 
 
 def test_stream_removed_from_the_option_is_not_reported_as_deleted(
@@ -248,14 +248,14 @@ def test_stream_removed_from_the_option_is_not_reported_as_deleted(
     with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
         query.awaitTermination()
     query = start(read_stream(kept, **EARLIEST), tmp_path / "checkpoint", batches)
-    assert "option stream no longer includes it" in failure_of(query)
+    assert "option stream no longer includes it" in wait_for_failure(query)
 
 
 # Retention
 
 
 def _overwrite(client: StreamManagerClient, stream: str) -> int:
-    """Fills the stream until nothing is left of what it had; the oldest that there is then."""
+    """Appends until all previous messages are evicted; returns the oldest sequence number."""
     end = client.describe_message_stream(stream).storage_status.newest_sequence_number + 1
 
     def oldest() -> int:
@@ -268,7 +268,7 @@ def _overwrite(client: StreamManagerClient, stream: str) -> int:
 
 @pytest.fixture
 def small(create: Create, client: StreamManagerClient) -> str:
-    """A stream that forgets soon, with ten messages."""
+    """A stream with a small maximum size and ten messages."""
     stream = create("small", max_size=16 * 1024, stream_segment_size=2048)
     client.append_messages(stream, numbered(0, 10))
     return stream
@@ -284,7 +284,7 @@ def test_retention_during_a_query_fails_it(
     batches.wait_for(4)
     oldest = _overwrite(client, small)
     batches.may_go_on.set()
-    failure = failure_of(query)
+    failure = wait_for_failure(query)
     assert f"messages 4 to {oldest - 1} were removed before they were read" in failure
     assert "failOnDataLoss" in failure
     assert batches.numbers == [0, 1, 2, 3]
@@ -307,7 +307,7 @@ def test_retention_during_a_query_leaves_an_allowed_gap(
     assert left[0].sequence_number == oldest
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -316,7 +316,7 @@ def test_retention_during_a_query_leaves_an_allowed_gap(
         ({"stream": "*", "endingPosition": "5"}, "option endingPosition is for spark.read, not"),
         ({"stream": "nowhere"}, "the message stream 'nowhere' does not exist"),
         ({"stream": "*", "maxBytesPerTrigger": "none"}, "option maxBytesPerTrigger is 'none'"),
-        ({"stream": "*", "startingPosition": json.dumps({"nobody": 1})}, "names 'nobody'"),
+        ({"stream": "*", "startingPosition": json.dumps({"missing": 1})}, "names 'missing'"),
     ],
 )
 def test_wrong_option_is_named(
@@ -328,7 +328,7 @@ def test_wrong_option_is_named(
 ) -> None:
     reader = spark.readStream.format("penstock").options(root=str(broker.root), **options)
     try:
-        failure = failure_of(start(reader.load(), tmp_path / "checkpoint", Batches()))
+        failure = wait_for_failure(start(reader.load(), tmp_path / "checkpoint", Batches()))
     except PySparkException as error:
         failure = str(error)
     assert problem in failure
@@ -340,6 +340,6 @@ def test_start_after_the_end_is_refused(
     stream = create()
     client.append_message(stream, b"0")
     frame = read_stream(stream, startingPosition=5)
-    failure = failure_of(start(frame, tmp_path / "checkpoint", Batches()))
+    failure = wait_for_failure(start(frame, tmp_path / "checkpoint", Batches()))
     assert "option startingPosition is 5" in failure
     assert "expected at most 1, the end of stream" in failure

@@ -1,4 +1,4 @@
-"""Reads that are bounded by ingest times, of streams whose clock was set back."""
+"""Reads within ingest times, of streams whose clock was set back."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.spark.rows import Row, count_scanned, messages_of, rows_of
 from tests.support import BrokerProcess
 
 BASE = 1_767_268_800_000
-# Milliseconds from BASE, a segment of four messages a line. The clock is set back twice.
+# Milliseconds from BASE, with a segment of four messages in each line. The clock is set back twice.
 CLOCK = [
     [0, 1, 2, 3],
     [4, 4, 6, 7],
@@ -237,11 +237,11 @@ def test_query_reads_from_the_time_across_runs(
     frame = source.options(stream="back", startingTimestamp=BASE + 8).load()
     batches = Batches()
     for _ in range(2):
-        # The second run begins where the first one ended.
+        # The second run continues from the end of the first one.
         with running(frame, tmp_path, batches, availableNow=True) as query:
             query.awaitTermination()
         assert batches.rows == messages[first_from(BASE + 8) :]
-    # Positions count from there on: a message that the clock set back is not left out.
+    # Later messages are read even if the clock was set back.
     assert min(row.ingest_time for row in batches.rows) < BASE + 8
 
 

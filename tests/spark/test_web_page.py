@@ -1,4 +1,4 @@
-"""The proxy for Spark's own page. The page itself is opened in the test of everything at once."""
+"""The proxy for the web page of Spark; `tests/integration/` tests the page itself."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that Spark appends to streams: each one at least once, byte for byte, in order."""
+"""Appends of rows to streams: at least once, byte for byte, in order."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def texts(count: int) -> list[bytes]:
     return [str(number).encode() for number in range(count)]
 
 
-def refusal(error: type[PySparkException], action: Callable[[], object]) -> str:
-    """All that Spark tells of it: also where in the code, and how the query was planned."""
+def error_of(error: type[PySparkException], action: Callable[[], object]) -> str:
+    """Returns the message of the expected error, with Spark's context."""
     with pytest.raises(error) as caught:
         action()
     return str(caught.value)
 
 
-# What is written
+# Payloads
 
 
 def test_bytes_are_stored_unchanged_and_in_order(
@@ -146,7 +146,7 @@ def test_rows_may_exceed_the_size_of_a_stream(
     assert stored == texts(20_000)[-len(stored) :]
 
 
-# Where to
+# Streams
 
 
 def test_column_names_the_stream_of_a_row(
@@ -215,14 +215,14 @@ def test_missing_stream_is_refused_without_create_stream(
     spark: SparkSession, save: Save, client: StreamManagerClient
 ) -> None:
     rows = numbered(spark, 1).selectExpr("payload", "'missing' AS stream")
-    said = "the message stream 'missing' does not exist: create it, or set option createStream"
+    message = "the message stream 'missing' does not exist: create it, or set option createStream"
 
-    assert said in refusal(AnalysisException, lambda: save(rows, stream="missing"))
-    assert said in refusal(PythonException, lambda: save(rows))
+    assert message in error_of(AnalysisException, lambda: save(rows, stream="missing"))
+    assert message in error_of(PythonException, lambda: save(rows))
     assert "missing" not in client.list_streams()
 
 
-# What is refused before anything is written
+# Errors before the first append
 
 
 def check_layout(schema: StructType, **options: Any) -> str:
@@ -265,7 +265,7 @@ def test_column_without_json_form_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
         ({}, "there is no column stream (columns: payload)"),
         ({"stream": "a/b"}, "stream_name is 'a/b': expected 1 to 255 letters"),
@@ -278,16 +278,16 @@ def test_column_without_json_form_is_refused() -> None:
     ],
 )
 def test_mistake_is_reported_before_any_task_starts(
-    spark: SparkSession, save: Save, options: dict[str, Any], said: str
+    spark: SparkSession, save: Save, options: dict[str, Any], message: str
 ) -> None:
-    assert said in refusal(AnalysisException, lambda: save(numbered(spark, 1), **options))
+    assert message in error_of(AnalysisException, lambda: save(numbered(spark, 1), **options))
 
 
-# What fails on the way
+# Errors in tasks
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
         ("null AS payload", "column payload is null in a row: expected 1 byte or more"),
         ("X'' AS payload", "column payload is empty in a row: expected 1 byte or more"),
@@ -301,7 +301,7 @@ def test_invalid_row_fails_its_batch(
     create: Create,
     client: StreamManagerClient,
     row: str,
-    said: str,
+    message: str,
 ) -> None:
     stream = create()
     good = spark.range(0, 10, 1, 1).selectExpr("X'ff' AS payload", f"'{stream}' AS stream")
@@ -310,7 +310,7 @@ def test_invalid_row_fails_its_batch(
         "cast(payload AS binary) AS payload", "cast(stream AS string) AS stream"
     )
 
-    assert said in refusal(PythonException, lambda: save(bad.union(good).coalesce(1)))
+    assert message in error_of(PythonException, lambda: save(bad.union(good).coalesce(1)))
     assert payloads(client, stream) == []
 
 
@@ -321,20 +321,20 @@ def test_full_stream_that_rejects_new_data_fails_the_write(
         max_size=1024, stream_segment_size=1024, strategy_on_full=StrategyOnFull.RejectNewData
     )
 
-    said = refusal(PythonException, lambda: save(numbered(spark, 1000), stream=stream))
+    message = error_of(PythonException, lambda: save(numbered(spark, 1000), stream=stream))
 
-    assert f"the message stream {stream!r} is full and rejects new data" in said
+    assert f"the message stream {stream!r} is full and rejects new data" in message
 
 
-# A task by itself
+# A single task
 
 
 def make_writer(broker: BrokerProcess, **options: Any) -> PenstockWriter:
-    """As a task gets it."""
+    """Creates a writer, and returns the copy that a task receives."""
     schema = StructType().add("payload", BinaryType())
     writer = PenstockWriter(WriteOptions(root=str(broker.root), **options), schema, False)
-    handed: PenstockWriter = pickle.loads(pickle.dumps(writer))
-    return handed
+    copy: PenstockWriter = pickle.loads(pickle.dumps(writer))
+    return copy
 
 
 def test_task_returns_the_number_of_rows(broker: BrokerProcess, create: Create) -> None:
@@ -376,9 +376,9 @@ class Inbox:
         self._count = 0
 
     def put(self, count: int) -> None:
-        """A file with the next few numbers."""
+        """Adds a file with the next numbers."""
         lines = "".join(f"{number}\n" for number in range(self._count, self._count + count))
-        # A query takes a file as soon as it has this name.
+        # A query reads a file as soon as it has this name.
         hidden = self._files / f".{self._count}"
         hidden.write_text(lines)
         hidden.rename(self._files / f"{self._count}.txt")
@@ -394,8 +394,8 @@ class Inbox:
         writer = writer.option("checkpointLocation", str(self._checkpoint))
         return (writer if is_endless else writer.trigger(availableNow=True)).start()
 
-    def empty(self, **options: Any) -> None:
-        """Has all files written that are there."""
+    def write_all(self, **options: Any) -> None:
+        """Writes all files to the stream."""
         self.start(**options).awaitTermination()
 
 
@@ -412,7 +412,7 @@ def test_streaming_write_continues_from_its_checkpoint(
     stream = create()
     for _ in range(3):
         inbox.put(500)
-        inbox.empty(root=str(broker.root), stream=stream)
+        inbox.write_all(root=str(broker.root), stream=stream)
 
     assert payloads(client, stream) == texts(1500)
 
@@ -421,7 +421,7 @@ def test_streaming_write_creates_its_stream(
     inbox: Inbox, broker: BrokerProcess, client: StreamManagerClient
 ) -> None:
     inbox.put(1)
-    inbox.empty(root=str(broker.root), stream="of a query", createStream=True)
+    inbox.write_all(root=str(broker.root), stream="of a query", createStream=True)
 
     assert payloads(client, "of a query") == [b"0"]
 
@@ -430,17 +430,17 @@ def test_failed_streaming_write_loses_no_rows(inbox: Inbox, tmp_path: Path) -> N
     with BrokerProcess(tmp_path / "root") as broker:
         options = {"port": broker.port, "token": broker.token, "stream": "s", "createStream": True}
         inbox.put(10)
-        inbox.empty(**options)
+        inbox.write_all(**options)
         broker.stop()
         inbox.put(10)
-        said = refusal(PySparkException, lambda: inbox.empty(**options, reconnectTimeout=0))
+        message = error_of(PySparkException, lambda: inbox.write_all(**options, reconnectTimeout=0))
         broker.start()
         inbox.put(10)
-        inbox.empty(**options)
+        inbox.write_all(**options)
 
         with StreamManagerClient(root=broker.root) as client:
             assert payloads(client, "s") == texts(30)
-    assert f"no stream manager answers on 127.0.0.1:{broker.port}" in said
+    assert f"no stream manager answers on 127.0.0.1:{broker.port}" in message
 
 
 def test_streaming_write_waits_for_a_restarting_broker(inbox: Inbox, tmp_path: Path) -> None:
@@ -451,7 +451,7 @@ def test_streaming_write_waits_for_a_restarting_broker(inbox: Inbox, tmp_path: P
         broker.stop()
         inbox.put(10)
         wait_until(lambda: query.status["message"] == "Processing new data")
-        broker.port = 0  # it comes back on another one
+        broker.port = 0  # it restarts on another port
         broker.start()
         query.processAllAvailable()
 
@@ -464,21 +464,21 @@ def test_complete_output_mode_is_refused(
 ) -> None:
     inbox.put(1)
 
-    said = refusal(
+    message = error_of(
         PySparkException,
-        lambda: inbox.empty(root=str(broker.root), stream=create(), mode="complete"),
+        lambda: inbox.write_all(root=str(broker.root), stream=create(), mode="complete"),
     )
 
-    assert 'streams are append-only: expected outputMode("append")' in said
+    assert 'streams are append-only: expected outputMode("append")' in message
 
 
-# A broker that goes away
+# A killed broker
 
 
 def test_each_row_is_stored_although_the_broker_is_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    # So large that some are on their way to the broker at any moment.
+    # So many bytes that the write is still running when the broker is killed.
     count, size = 60_000, 1000
     broker = BrokerProcess(tmp_path / "root")
     done = threading.Event()
