@@ -1,10 +1,15 @@
-"""One Spark session and one broker for all tests here: each takes seconds to start."""
+"""One Spark and one broker for all tests of the package, as each takes seconds to start.
+
+Each test has its own Spark session and its own streams.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -19,11 +24,27 @@ _numbers = count()
 
 
 @pytest.fixture(scope="package")
-def spark() -> Iterator[SparkSession]:
-    quick = {"spark.driver.extraJavaOptions": QUICK_JAVA}
-    session = penstock.spark.session("tests", master="local[2]", config=quick)
+def shared_session() -> Iterator[SparkSession]:
+    config = {
+        "spark.driver.extraJavaOptions": QUICK_JAVA,
+        "spark.sql.shuffle.partitions": "2",
+    }
+    # Restores the variables that the session sets.
+    with patch.dict(os.environ):
+        session = penstock.spark.session("tests", master="local[2]", config=config)
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def spark(shared_session: SparkSession) -> Iterator[SparkSession]:
+    """A new session in the shared Spark, without settings, views and queries of other tests."""
+    session = shared_session.newSession()
+    penstock.spark.register(session)
     yield session
-    session.stop()
+    for query in session.streams.active:
+        query.stop()
+    session.catalog.clearCache()
 
 
 @pytest.fixture(scope="package")
@@ -36,6 +57,12 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
 def client(broker: BrokerProcess) -> Iterator[InternalClient]:
     with InternalClient(root=broker.root) as stream_manager_client:
         yield stream_manager_client
+
+
+@pytest.fixture
+def unique_name() -> str:
+    """A name that no other test uses for a stream."""
+    return f"unique-{next(_numbers)}"
 
 
 @pytest.fixture

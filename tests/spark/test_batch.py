@@ -112,9 +112,10 @@ def test_files_are_read_with_host_port_and_token(
 
 
 def test_streams_are_selected_by_commas_pattern_or_json(
-    create: Create, read: Read, client: StreamManagerClient
+    create: Create, read: Read, client: StreamManagerClient, unique_name: str
 ) -> None:
-    first, second, other = create("many-a"), create("many-b"), create("other")
+    first, second = create(f"{unique_name}-a"), create(f"{unique_name}-b")
+    other = create("other")
     for stream in (first, second, other):
         client.append_messages(stream, [stream.encode(), b"2"])
 
@@ -122,7 +123,7 @@ def test_streams_are_selected_by_commas_pattern_or_json(
         return {row.stream for row in rows_of(read(text))}
 
     assert streams_of(f"{first}, {other}") == {first, other}
-    assert streams_of("many-?-*") == {first, second}
+    assert streams_of(f"{unique_name}-?-*") == {first, second}
     assert streams_of(json.dumps([second, other])) == {second, other}
 
 

@@ -8,10 +8,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ResourceNotFoundException, SettingError
-from penstock.model import IoTAnalyticsConfig
-from penstock.pipeline.delivery import MessageDelivery, StopSignal
-from penstock.pipeline.destinations.channel import ChannelDestination
-from penstock.pipeline.destinations.destination import DestinationSettings, ExportContext, Messages
 from penstock.spark.channels import (
     ChannelReader,
     ChannelTask,
@@ -22,23 +18,9 @@ from penstock.spark.channels import (
 )
 from penstock.spark.options import ChannelReadOptions
 from penstock.spark.source import CHANNEL_SCHEMA, SCHEMA, PenstockDataSource
+from tests.spark.channel_files import DAY, NOON, fill
 
-NOON = 1_767_268_800_000
-DAY = 86_400_000
 MEBIBYTE = 1024 * 1024
-
-
-def fill(root: Path, channel: str, first: int, end: int, stream: str = "turbine") -> None:
-    """Exports messages of three days to a channel."""
-    config = IoTAnalyticsConfig(identifier="e", iot_channel=channel)
-    export = ExportContext(stream, stream, config, DestinationSettings(), str(root), 10.0)
-    destination = ChannelDestination(export)
-    numbers = range(first, end)
-    times = [NOON + number * 3 // (end - first) * DAY for number in numbers]
-    messages = Messages(stream, first, numbers, times, [str(n).encode() for n in numbers])
-    delivery = MessageDelivery(destination, messages, end, StopSignal())
-    delivery.run()
-    assert delivery.totals().settled_end == end
 
 
 def options(channels: str | None = None, root: str | None = None) -> ChannelReadOptions:

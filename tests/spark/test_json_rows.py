@@ -68,10 +68,10 @@ ALIKE = {
 
 
 @pytest.fixture(scope="module")
-def alike(spark: SparkSession, encode: Encode) -> tuple[Any, Any]:
+def alike(shared_session: SparkSession, encode: Encode) -> tuple[Any, Any]:
     """All values in one row, encoded by Penstock and by Spark; a job for each would be slow."""
     columns = ", ".join(f"struct({values}) AS `{name}`" for name, values in ALIKE.items())
-    rows = spark.sql(f"SELECT {columns}")
+    rows = shared_session.sql(f"SELECT {columns}")
     return json.loads(encode(rows)[0]), json.loads(encode_with_spark(rows)[0])
 
 
@@ -101,12 +101,9 @@ def test_row_of_nulls_is_an_empty_object(spark: SparkSession, encode: Encode) ->
 
 def test_times_keep_their_microseconds_and_are_in_utc(spark: SparkSession, encode: Encode) -> None:
     time = "timestamp'2024-07-02 03:04:05.678901'"
-    zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    try:
-        encoded = encode(spark.sql(f"SELECT {time} AS time, array({time}) AS times"))
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", str(zone))
+
+    encoded = encode(spark.sql(f"SELECT {time} AS time, array({time}) AS times"))
 
     utc = "2024-07-02T01:04:05.678901Z"
     assert json.loads(encoded[0]) == {"time": utc, "times": [utc]}

@@ -60,6 +60,7 @@ def test_gc_is_frozen_once() -> None:
         assert frozen > len(later)
     finally:
         gc.unfreeze()
+        freeze_gc.cache_clear()
 
 
 SOURCE_PROCESS = """

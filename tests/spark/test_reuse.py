@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from penstock import StreamManagerClient
+from tests.spark.channel_files import fill
 from tests.spark.queries import Batches, running
 from tests.spark.rows import Row, messages_of, rows_of
-from tests.spark.test_channels import fill
 
 Create = Callable[..., str]
 Read = Callable[..., DataFrame]
@@ -65,14 +65,10 @@ def test_filter_does_not_affect_later_queries_with_pushdown(
     spark: SparkSession, frame: DataFrame, messages: list[Row]
 ) -> None:
     """Another data source of the session may require pushdown."""
-    setting = "spark.sql.python.filterPushdown.enabled"
-    spark.conf.set(setting, "true")
-    try:
-        assert rows_of(frame.where(FEW)) == messages[:10]
-        assert rows_of(frame) == messages
-        assert sorted(rows_of(frame.where(FEW).union(frame))) == sorted(messages + messages[:10])
-    finally:
-        spark.conf.unset(setting)
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    assert rows_of(frame.where(FEW)) == messages[:10]
+    assert rows_of(frame) == messages
+    assert sorted(rows_of(frame.where(FEW).union(frame))) == sorted(messages + messages[:10])
 
 
 def test_explain_changes_no_rows(frame: DataFrame, messages: list[Row]) -> None:
@@ -117,17 +113,13 @@ def test_several_filtered_scans_in_a_query_are_independent(
 
 def test_cached_frames_keep_their_own_rows(frame: DataFrame, messages: list[Row]) -> None:
     few = frame.where(FEW).cache()
-    try:
-        assert few.count() == 10
-        assert rows_of(frame) == messages
-        frame.cache()
-        assert rows_of(frame.where(LAST)) == messages[95:]
-        assert rows_of(frame) == messages
-        frame.unpersist()
-        assert rows_of(few) == messages[:10]
-    finally:
-        few.unpersist()
-        frame.unpersist()
+    assert few.count() == 10
+    assert rows_of(frame) == messages
+    frame.cache()
+    assert rows_of(frame.where(LAST)) == messages[95:]
+    assert rows_of(frame) == messages
+    frame.unpersist()
+    assert rows_of(few) == messages[:10]
 
 
 def test_threads_share_a_frame(frame: DataFrame, messages: list[Row]) -> None:

@@ -191,13 +191,17 @@ def test_query_survives_a_killed_broker(via: str, spark: SparkSession, tmp_path:
 
 
 def test_stream_created_later_is_read_from_its_start(
-    create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
+    create: Create,
+    read_stream: ReadStream,
+    client: StreamManagerClient,
+    tmp_path: Path,
+    unique_name: str,
 ) -> None:
-    first, batches = create("farm"), Batches()
+    first, batches = create(unique_name), Batches()
     client.append_message(first, b"0")
-    with running(read_stream("farm-*", **EARLIEST), tmp_path / "checkpoint", batches):
+    with running(read_stream(f"{unique_name}-*", **EARLIEST), tmp_path / "checkpoint", batches):
         batches.wait_for(1)
-        second = create("farm")
+        second = create(unique_name)
         client.append_messages(second, numbered(0, 3))
         batches.wait_for(4)
         client.append_messages(second, numbered(3, 5))

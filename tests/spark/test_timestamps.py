@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,9 @@ AROUND = range(BASE - 1, max(TIMES) + 3)
 ReadTimes = Callable[..., DataFrame]
 
 
-@pytest.fixture(scope="module")
-def clock_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with the streams `back` and `back-too`, stored at the times of CLOCK."""
-    root = tmp_path_factory.mktemp("timestamps") / "root"
+@contextmanager
+def running_clock_broker(root: Path) -> Iterator[BrokerProcess]:
+    """Runs a broker with the streams `back` and `back-too`, stored at the times of CLOCK."""
     store = Store(root)
     for name in ("back", "back-too"):
         definition = MessageStreamDefinition(name=name, stream_segment_size=1024)
@@ -56,6 +56,13 @@ def clock_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPro
 
 
 @pytest.fixture(scope="module")
+def clock_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A shared broker, whose streams tests do not change."""
+    with running_clock_broker(tmp_path_factory.mktemp("timestamps") / "root") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
 def messages(clock_broker: BrokerProcess) -> list[Row]:
     with StreamManagerClient(root=clock_broker.root) as client:
         found = messages_of(client, "back")
@@ -63,12 +70,11 @@ def messages(clock_broker: BrokerProcess) -> list[Row]:
     return found
 
 
-@pytest.fixture
-def segment_files(clock_broker: BrokerProcess) -> list[Path]:
-    """The data files of `back`, oldest first."""
-    with InternalClient(root=clock_broker.root) as client:
+def list_segment_files(broker: BrokerProcess) -> list[Path]:
+    """Returns the data files of `back`, oldest first."""
+    with InternalClient(root=broker.root) as client:
         (position,) = client.watch_streams(["back"])
-    files = sorted((clock_broker.root / "streams" / position.stream_id).glob("*.data"))
+    files = sorted((broker.root / "streams" / position.stream_id).glob("*.data"))
     assert [int(path.stem) for path in files] == list(range(0, len(TIMES), 4))
     return files
 
@@ -137,19 +143,17 @@ def test_time_and_position_bound_a_read_together(
 
 
 def test_segments_of_other_times_are_not_opened(
-    reader: Callable[..., PenstockReader], segment_files: list[Path]
+    reader: Callable[..., PenstockReader], tmp_path: Path
 ) -> None:
-    kept = [path.read_bytes() for path in segment_files]
     bounds = {"starting_timestamp": str(BASE + 9), "ending_timestamp": str(BASE + 13)}
-    try:
-        for path in (*segment_files[:4], segment_files[6]):
+    with running_clock_broker(tmp_path / "root") as broker:
+        files = list_segment_files(broker)
+        for path in (*files[:4], files[6]):
             path.write_bytes(b"rubbish")
-        assert numbers_in(reader(**bounds)) == numbers_between(BASE + 9, BASE + 13)
+        root = str(broker.root)
+        assert numbers_in(reader(root=root, **bounds)) == numbers_between(BASE + 9, BASE + 13)
         with pytest.raises(DataLossError, match="cannot be read"):
-            numbers_in(reader())
-    finally:
-        for path, data in zip(segment_files, kept, strict=True):
-            path.write_bytes(data)
+            numbers_in(reader(root=root))
 
 
 def test_times_apply_to_each_stream_of_a_query(
@@ -246,16 +250,17 @@ def test_query_reads_from_the_time_across_runs(
 
 
 def test_times_bound_a_memory_stream(
-    clock_broker: BrokerProcess, reader: Callable[..., PenstockReader]
+    broker: BrokerProcess, reader: Callable[..., PenstockReader], unique_name: str
 ) -> None:
-    with StreamManagerClient(root=clock_broker.root) as client:
+    root = str(broker.root)
+    with StreamManagerClient(root=broker.root) as client:
         definition = MessageStreamDefinition(
-            name="memory",
+            name=unique_name,
             persistence=Persistence.Memory,
             strategy_on_full=StrategyOnFull.RejectNewData,
         )
         client.create_message_stream(definition)
-        client.append_messages("memory", [b"1", b"2"])
-        (time, _) = (row.ingest_time for row in messages_of(client, "memory"))
-    assert numbers_in(reader(stream="memory", starting_timestamp=str(time))) == [0, 1]
-    assert numbers_in(reader(stream="memory", ending_timestamp=str(time))) == []
+        client.append_messages(unique_name, [b"1", b"2"])
+        (time, _) = (row.ingest_time for row in messages_of(client, unique_name))
+    assert numbers_in(reader(root=root, stream=unique_name, starting_timestamp=str(time))) == [0, 1]
+    assert numbers_in(reader(root=root, stream=unique_name, ending_timestamp=str(time))) == []

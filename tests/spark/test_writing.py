@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -166,7 +166,7 @@ def test_column_names_the_stream_of_a_row(
 
 
 def test_create_stream_creates_the_stream_once(
-    spark: SparkSession, save: Save, client: StreamManagerClient
+    spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
     options = {
         "maxSize": 100_000,
@@ -176,50 +176,52 @@ def test_create_stream_creates_the_stream_once(
         "persistence": "Memory",
     }
     for _ in range(2):  # the second time it is there
-        save(numbered(spark, 3), stream="on demand", createStream=True, **options)
+        save(numbered(spark, 3), stream=unique_name, createStream=True, **options)
 
-    definition = client.describe_message_stream("on demand").definition
+    definition = client.describe_message_stream(unique_name).definition
     assert definition.max_size == 100_000
     assert definition.stream_segment_size == 10_000
     assert definition.time_to_live_millis == 600_000
     assert definition.strategy_on_full is StrategyOnFull.RejectNewData
     assert definition.persistence is Persistence.Memory
-    assert payloads(client, "on demand") == texts(3) * 2
+    assert payloads(client, unique_name) == texts(3) * 2
 
 
 def test_created_stream_overwrites_oldest_messages_by_default(
-    spark: SparkSession, save: Save, client: StreamManagerClient
+    spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
-    save(numbered(spark, 1), stream="by default", createStream=True)
+    save(numbered(spark, 1), stream=unique_name, createStream=True)
 
-    definition = client.describe_message_stream("by default").definition
+    definition = client.describe_message_stream(unique_name).definition
     assert definition.strategy_on_full is StrategyOnFull.OverwriteOldestData
     assert definition.max_size == 256 * MEBIBYTE
 
 
 def test_concurrent_tasks_can_create_the_same_streams(
-    spark: SparkSession, save: Save, client: StreamManagerClient
+    spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
     rows = spark.range(0, 80, 1, 2).selectExpr(
-        "concat('raced ', id % 40) AS stream", "cast(id AS string) AS payload"
+        f"concat('{unique_name} ', id % 40) AS stream", "cast(id AS string) AS payload"
     )
 
     save(rows, createStream=True)
 
     for number in range(40):
-        stored = payloads(client, f"raced {number}")
+        stored = payloads(client, f"{unique_name} {number}")
         assert sorted(stored) == sorted(texts(80)[number::40])
 
 
 def test_missing_stream_is_refused_without_create_stream(
-    spark: SparkSession, save: Save, client: StreamManagerClient
+    spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
-    rows = numbered(spark, 1).selectExpr("payload", "'missing' AS stream")
-    message = "the message stream 'missing' does not exist: create it, or set option createStream"
+    rows = numbered(spark, 1).selectExpr("payload", f"'{unique_name}' AS stream")
+    message = (
+        f"the message stream {unique_name!r} does not exist: create it, or set option createStream"
+    )
 
-    assert message in error_of(AnalysisException, lambda: save(rows, stream="missing"))
+    assert message in error_of(AnalysisException, lambda: save(rows, stream=unique_name))
     assert message in error_of(PythonException, lambda: save(rows))
-    assert "missing" not in client.list_streams()
+    assert unique_name not in client.list_streams()
 
 
 # Errors before the first append
@@ -400,10 +402,8 @@ class Inbox:
 
 
 @pytest.fixture
-def inbox(spark: SparkSession, tmp_path: Path) -> Iterator[Inbox]:
-    yield Inbox(spark, tmp_path)
-    for query in spark.streams.active:
-        query.stop()
+def inbox(spark: SparkSession, tmp_path: Path) -> Inbox:
+    return Inbox(spark, tmp_path)
 
 
 def test_streaming_write_continues_from_its_checkpoint(
@@ -418,12 +418,12 @@ def test_streaming_write_continues_from_its_checkpoint(
 
 
 def test_streaming_write_creates_its_stream(
-    inbox: Inbox, broker: BrokerProcess, client: StreamManagerClient
+    inbox: Inbox, broker: BrokerProcess, client: StreamManagerClient, unique_name: str
 ) -> None:
     inbox.put(1)
-    inbox.write_all(root=str(broker.root), stream="of a query", createStream=True)
+    inbox.write_all(root=str(broker.root), stream=unique_name, createStream=True)
 
-    assert payloads(client, "of a query") == [b"0"]
+    assert payloads(client, unique_name) == [b"0"]
 
 
 def test_failed_streaming_write_loses_no_rows(inbox: Inbox, tmp_path: Path) -> None:
