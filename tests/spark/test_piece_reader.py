@@ -593,7 +593,9 @@ def test_rows_are_correct_while_messages_are_appended_and_removed(
                 pieces = reader.plan(name)
                 read = reader.read(pieces, via, fails_on_loss=False)
                 numbers = [row.number for row in read]
-                assert numbers == sorted({*numbers} & {*range(pieces[0].first, pieces[-1].end)})
+                # All messages may be evicted before the plan, which is then empty.
+                planned = {number for piece in pieces for number in range(piece.first, piece.end)}
+                assert numbers == sorted({*numbers} & planned)
                 for row in read:
                     assert row.payload == b"%d " % row.number + bytes(row.number % 300)
                 total += len(read)
