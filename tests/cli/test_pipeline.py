@@ -112,7 +112,7 @@ def test_unreachable_broker_is_retried_until_a_signal() -> None:
     line = drain(process.stderr).get(timeout=TIMEOUT_S)
 
     assert address in line
-    assert "trying again for 60 s" in line
+    assert "retrying for 60 s" in line
     process.terminate()
     assert process.wait(TIMEOUT_S) == -signal.SIGTERM
 

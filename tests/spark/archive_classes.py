@@ -1,7 +1,7 @@
-"""A program of its own: stores the classes of Spark as Java has loaded and checked them.
+"""Program that archives Spark's loaded classes for the tests.
 
-A Java that finds them there (`QUICK_JAVA`) starts Spark in half the time. One that is of another
-version, or has other classes, goes on without.
+A Java with this archive (`QUICK_JAVA`) starts Spark in half the time. A Java with another version
+or other classes ignores it.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import os
 import tempfile
 from pathlib import Path
 
-from pyspark import SparkContext
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - as everybody calls it
 
 import penstock.spark
 from penstock import MessageStreamDefinition, StrategyOnFull, StreamManagerClient
+from penstock.spark.pyspark_internals import end_java
 from tests.support import JAVA_CLASSES, BrokerProcess
 
 
@@ -35,7 +35,7 @@ def main() -> None:
 
 
 def use_spark(spark: SparkSession, broker: BrokerProcess, place: Path) -> None:
-    """A little of all that the tests do: what is not loaded now is not stored."""
+    """Does some of everything that the tests do, as only loaded classes are archived."""
     root = str(broker.root)
     with StreamManagerClient(root=broker.root) as client:
         for name in ("readings", "copy"):
@@ -75,15 +75,6 @@ def use_spark(spark: SparkSession, broker: BrokerProcess, place: Path) -> None:
 
 def collect(batch: DataFrame, _: int) -> None:
     batch.collect()
-
-
-def end_java() -> None:
-    """It ends when nobody can write to it any more, and stores the classes then."""
-    gateway = SparkContext._gateway
-    assert gateway is not None
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    assert gateway.proc.wait() == 0
 
 
 if __name__ == "__main__":

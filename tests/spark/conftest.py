@@ -1,10 +1,15 @@
-"""One Spark session and one broker for all tests here: each takes seconds to start."""
+"""One Spark and one broker for all tests of the package, as each takes seconds to start.
+
+Each test has its own Spark session and its own streams.
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from itertools import count
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from pyspark.sql import DataFrame, DataFrameReader, SparkSession
@@ -19,11 +24,27 @@ _numbers = count()
 
 
 @pytest.fixture(scope="package")
-def spark() -> Iterator[SparkSession]:
-    quick = {"spark.driver.extraJavaOptions": QUICK_JAVA}
-    session = penstock.spark.session("tests", master="local[2]", config=quick)
+def shared_session() -> Iterator[SparkSession]:
+    config = {
+        "spark.driver.extraJavaOptions": QUICK_JAVA,
+        "spark.sql.shuffle.partitions": "2",
+    }
+    # Restores the variables that the session sets.
+    with patch.dict(os.environ):
+        session = penstock.spark.session("tests", master="local[2]", config=config)
+        yield session
+        session.stop()
+
+
+@pytest.fixture
+def spark(shared_session: SparkSession) -> Iterator[SparkSession]:
+    """A new session in the shared Spark, without settings, views and queries of other tests."""
+    session = shared_session.newSession()
+    penstock.spark.register(session)
     yield session
-    session.stop()
+    for query in session.streams.active:
+        query.stop()
+    session.catalog.clearCache()
 
 
 @pytest.fixture(scope="package")
@@ -39,8 +60,14 @@ def client(broker: BrokerProcess) -> Iterator[InternalClient]:
 
 
 @pytest.fixture
+def unique_name() -> str:
+    """A name that no other test uses for a stream."""
+    return f"unique-{next(_numbers)}"
+
+
+@pytest.fixture
 def create(client: InternalClient) -> Callable[..., str]:
-    """Makes a stream with a name of its own, and gives the name."""
+    """Creates a stream with a unique name, and returns the name."""
 
     def create_stream(prefix: str = "stream", **fields: Any) -> str:
         fields.setdefault("strategy_on_full", StrategyOnFull.OverwriteOldestData)
@@ -53,7 +80,7 @@ def create(client: InternalClient) -> Callable[..., str]:
 
 @pytest.fixture
 def read(spark: SparkSession, broker: BrokerProcess) -> Callable[..., DataFrame]:
-    """A DataFrame of streams of the broker."""
+    """Returns a DataFrame of streams of the broker."""
 
     def read_streams(stream: str, **options: Any) -> DataFrame:
         reader: DataFrameReader = spark.read.format("penstock").option("root", str(broker.root))
@@ -64,7 +91,7 @@ def read(spark: SparkSession, broker: BrokerProcess) -> Callable[..., DataFrame]
 
 @pytest.fixture
 def read_stream(spark: SparkSession, broker: BrokerProcess) -> Callable[..., DataFrame]:
-    """The same, streaming."""
+    """Returns a streaming DataFrame of streams of the broker."""
 
     def read_streams(stream: str, **options: Any) -> DataFrame:
         reader: DataStreamReader = spark.readStream.format("penstock")

@@ -1,4 +1,4 @@
-"""Copies a stream into Parquet files; as a program of its own until it is killed."""
+"""Copies a stream into Parquet files. As a program, it runs until it is killed."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 import penstock.spark
 
 
-def copying(
+def make_copy_query(
     spark: SparkSession, root: str, stream: str, output: str, checkpoint: str
 ) -> DataStreamWriter:
-    """A query that goes on where the last one with its checkpoint was."""
+    """Returns a query that continues from its checkpoint."""
     reader = spark.readStream.format("penstock").option("root", root).option("stream", stream)
     reader = reader.option("startingPosition", "earliest").option("maxMessagesPerTrigger", "100")
     writer = reader.load().writeStream.format("parquet").option("path", output)
     return writer.option("checkpointLocation", checkpoint)
 
 
-def main(*words: str) -> None:
+def main(*arguments: str) -> None:
     spark = penstock.spark.session("copy", master="local[2]")
-    copying(spark, *words).start().awaitTermination()
+    make_copy_query(spark, *arguments).start().awaitTermination()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Streaming queries whose batches a test can look at."""
+"""Streaming queries that record their batches."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from penstock import StreamManagerClient
 from tests.spark.rows import Row, rows_of
 from tests.support import TIMEOUT_S, wait_until
 
-# A loaded machine takes its time to start a query.
+# The start of a query is slow on a busy machine.
 START_SECONDS = TIMEOUT_S
 
 
 class Batches:
-    """What a query has handed over, batch by batch."""
+    """Records the batches of a query."""
 
     def __init__(self) -> None:
         self.batches: list[list[Row]] = []
-        # Cleared, the query waits before it takes the next batch.
+        # While it is cleared, the query waits after a batch.
         self.may_go_on = threading.Event()
         self.may_go_on.set()
 
@@ -56,7 +56,7 @@ def start(frame: DataFrame, checkpoint: Path, batches: Batches, **trigger: Any) 
 def running(
     frame: DataFrame, checkpoint: Path, batches: Batches, **trigger: Any
 ) -> Iterator[StreamingQuery]:
-    """A query that is stopped at the end, and must not have failed by then."""
+    """Runs a query during the block, and checks that it does not fail."""
     query = start(frame, checkpoint, batches, **trigger)
     try:
         yield query
@@ -66,14 +66,14 @@ def running(
         query.stop()
 
 
-def failure_of(query: StreamingQuery) -> str:
-    """The error that ends a query, which must come."""
+def wait_for_failure(query: StreamingQuery) -> str:
+    """Waits until a query fails, and returns its error."""
     wait_until(lambda: not query.isActive, "the query fails", START_SECONDS)
     return str(query.exception())
 
 
 def wait_until_watched(client: StreamManagerClient, stream: str) -> None:
-    """Until a query has seen all that the stream has, and waits for more."""
+    """Waits until a query has read all messages of the stream and waits for more."""
 
     def is_watched() -> bool:
         streams = client.statistics().streams

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame, and messages of a stream, in one form."""
+"""Rows of a DataFrame and messages of a stream, in a common form."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def numbers_of(frame: DataFrame) -> list[int]:
 
 
 def messages_of(client: StreamManagerClient, stream: str) -> list[Row]:
-    """What the stream has, as the client reads it."""
+    """Returns the messages that the client reads from a stream."""
     return [
         Row(stream, message.sequence_number, message.ingest_time, message.payload)
         for message in client.read_all(stream)
@@ -39,7 +39,7 @@ def messages_of(client: StreamManagerClient, stream: str) -> list[Row]:
 
 
 def count_scanned(frame: DataFrame) -> int:
-    """How many rows came out of the source for a frame that was collected."""
+    """Returns the number of rows that the source produced for a collected frame."""
     node = frame._jdf.queryExecution().executedPlan()
     while node.nodeName() != "BatchScan penstock":
         node = node.children().head()

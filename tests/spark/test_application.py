@@ -1,4 +1,4 @@
-"""Texts and settings of a Spark application. `tests/exports` tests how it starts and ends."""
+"""Messages and settings of a Spark application. `tests/exports` tests its start and end."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.spark.application import _choose_java, describe_error
 
 REMEDY = (
     "workers need the same version of Python as the driver, with the same packages "
-    "(pip install 'penstock-streams[spark]'); --conf spark.pyspark.python=PATH names it"
+    "(pip install 'penstock-streams[spark]'); set it with --conf spark.pyspark.python=PATH"
 )
 
 
@@ -23,10 +23,10 @@ REMEDY = (
             "[FAILED] in latestOffset: Traceback (most recent call last):\n"
             '  File "planning.py", line 1, in latestOffset\n'
             "    plan = self._connected()\n"
-            "ConnectionError: nobody is there\n"
+            "ConnectionError: connection refused\n"
             "\n"
             "at org.apache.spark",
-            "ConnectionError: nobody is there",
+            "ConnectionError: connection refused",
         ),
         (
             "Job aborted due to stage failure: Traceback (most recent call last):\n"
@@ -51,16 +51,16 @@ REMEDY = (
         ("x" * 1000, "x" * 500),
     ],
 )
-def test_errors_of_spark_are_one_line(text: str, line: str) -> None:
+def test_spark_errors_are_described_in_one_line(text: str, line: str) -> None:
     assert describe_error(Exception(text)) == line
 
 
-def test_settings_of_the_user_override_those_for_a_small_java() -> None:
+def test_user_settings_override_defaults_for_java() -> None:
     environment = {"SPARK_SUBMIT_OPTS": "-XX:+UseG1GC"}
     _choose_java(environment, Path("/some where"))
     assert environment["SPARK_DRIVER_MEMORY"] == "512m"
     assert '-Djava.io.tmpdir="/some where"' in environment["SPARK_SUBMIT_OPTS"]
-    # Of two equal options the last one counts.
+    # The last one of two equal options takes effect.
     assert environment["SPARK_SUBMIT_OPTS"].endswith("-XX:+UseG1GC")
     environment["SPARK_DRIVER_MEMORY"] = "2g"
     _choose_java(environment, Path("/some where"))

@@ -1,4 +1,4 @@
-"""spark.read with a real broker, by both ways."""
+"""spark.read with a real broker, over files and over the wire."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from tests.support import MEBIBYTE, BrokerProcess
 Create = Callable[..., str]
 Read = Callable[..., DataFrame]
 
-WAYS = ["auto", "wire"]
+VIAS = ["auto", "wire"]
 SEGMENT = 64 * 1024
 
 
 @pytest.fixture
 def sealed(create: Create, client: StreamManagerClient) -> str:
-    """A stream of several segments: 1,000 messages of 1 KiB, a batch a segment or so."""
+    """A stream of several segments with 1,000 messages of 1 KiB."""
     name = create("sealed", stream_segment_size=SEGMENT)
     for start in range(0, 1000, 50):
         client.append_messages(name, [b"%04d" % n * 256 for n in range(start, start + 50)])
@@ -41,8 +41,8 @@ def segment_files(broker: BrokerProcess, client: InternalClient, stream: str) ->
     return sorted((broker.root / "streams" / position.stream_id).glob("*.data"))
 
 
-@pytest.mark.parametrize("via", WAYS)
-def test_every_way_gives_the_rows_that_the_client_reads(
+@pytest.mark.parametrize("via", VIAS)
+def test_rows_equal_the_messages_that_a_client_reads(
     via: str, sealed: str, read: Read, client: StreamManagerClient
 ) -> None:
     client.append_message(sealed, b"the newest")
@@ -51,8 +51,8 @@ def test_every_way_gives_the_rows_that_the_client_reads(
     assert len(rows) == 1001
 
 
-@pytest.mark.parametrize("via", WAYS)
-def test_messages_of_any_size_come_whole(
+@pytest.mark.parametrize("via", VIAS)
+def test_messages_of_any_size_are_read(
     via: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("sizes", stream_segment_size=MEBIBYTE)
@@ -63,7 +63,7 @@ def test_messages_of_any_size_come_whole(
     assert [row.payload for row in rows_of(read(stream, via=via))] == payloads
 
 
-def test_the_columns_are_those_of_the_guide(sealed: str, read: Read) -> None:
+def test_frame_has_the_documented_columns(sealed: str, read: Read) -> None:
     assert read(sealed).dtypes == [
         ("stream", "string"),
         ("sequence_number", "bigint"),
@@ -72,7 +72,7 @@ def test_the_columns_are_those_of_the_guide(sealed: str, read: Read) -> None:
     ]
 
 
-def test_a_memory_stream_is_read_over_the_wire_by_itself(
+def test_memory_stream_is_read_over_the_wire_by_default(
     create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("memory", persistence=Persistence.Memory, stream_segment_size=SEGMENT)
@@ -83,11 +83,11 @@ def test_a_memory_stream_is_read_over_the_wire_by_itself(
     assert len(rows) == 320
 
 
-def test_an_empty_stream_has_no_rows(create: Create, read: Read) -> None:
+def test_empty_stream_has_no_rows(create: Create, read: Read) -> None:
     assert rows_of(read(create("empty"))) == []
 
 
-def test_files_are_read_without_the_broker_reading_them(
+def test_files_are_read_without_the_broker(
     sealed: str, read: Read, client: StreamManagerClient
 ) -> None:
     before = client.statistics().messages_read
@@ -97,24 +97,25 @@ def test_files_are_read_without_the_broker_reading_them(
     assert client.statistics().messages_read == before + 1000
 
 
-def test_a_broker_is_found_by_host_port_and_token(
+def test_files_are_read_with_host_port_and_token(
     spark: SparkSession, sealed: str, broker: BrokerProcess, client: StreamManagerClient
 ) -> None:
     options = {"host": "127.0.0.1", "port": str(broker.port), "token": broker.token}
     frame = spark.read.format("penstock").options(stream=sealed, **options).load()
     before = client.statistics().messages_read
     assert frame.count() == 1000
-    # It is on this machine, and so its files are: nobody had to say so.
+    # The files of a broker on this machine are used without option root.
     assert client.statistics().messages_read == before
 
 
-# Which streams, from where to where
+# Streams and positions
 
 
-def test_several_streams_are_named_with_commas_a_pattern_or_json(
-    create: Create, read: Read, client: StreamManagerClient
+def test_streams_are_selected_by_commas_pattern_or_json(
+    create: Create, read: Read, client: StreamManagerClient, unique_name: str
 ) -> None:
-    first, second, other = create("many-a"), create("many-b"), create("other")
+    first, second = create(f"{unique_name}-a"), create(f"{unique_name}-b")
+    other = create("other")
     for stream in (first, second, other):
         client.append_messages(stream, [stream.encode(), b"2"])
 
@@ -122,11 +123,11 @@ def test_several_streams_are_named_with_commas_a_pattern_or_json(
         return {row.stream for row in rows_of(read(text))}
 
     assert streams_of(f"{first}, {other}") == {first, other}
-    assert streams_of("many-?-*") == {first, second}
+    assert streams_of(f"{unique_name}-?-*") == {first, second}
     assert streams_of(json.dumps([second, other])) == {second, other}
 
 
-def test_a_name_with_a_comma_is_given_as_json(
+def test_name_with_a_comma_is_given_as_json(
     create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("north, south")
@@ -145,13 +146,13 @@ def test_a_name_with_a_comma_is_given_as_json(
         ({"startingPosition": "5000"}, range(0)),
     ],
 )
-def test_positions_bound_what_is_read(
+def test_positions_bound_a_read(
     positions: dict[str, str], expected: range, sealed: str, read: Read
 ) -> None:
     assert numbers_of(read(sealed, **positions)) == list(expected)
 
 
-def test_each_stream_may_have_a_position_of_its_own(
+def test_streams_have_separate_positions(
     sealed: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     other = create("other")
@@ -162,19 +163,17 @@ def test_each_stream_may_have_a_position_of_its_own(
     assert found == {(sealed, 998), (sealed, 999), (other, 0), (other, 1), (other, 2)}
 
 
-def test_partitions_are_at_least_as_many_as_asked_for_and_keep_the_order(
-    sealed: str, read: Read
-) -> None:
+def test_min_partitions_is_honoured_and_order_is_kept(sealed: str, read: Read) -> None:
     frame = read(sealed, minPartitions=7)
     assert frame.rdd.getNumPartitions() >= 7
     assert numbers_of(frame) == list(range(1000))
 
 
-# Filters, and options that bound what is read
+# Filters and bounds
 
 
-@pytest.mark.parametrize("via", WAYS)
-def test_positions_read_no_other_messages(via: str, sealed: str, read: Read) -> None:
+@pytest.mark.parametrize("via", VIAS)
+def test_messages_outside_the_positions_are_not_scanned(via: str, sealed: str, read: Read) -> None:
     frame = read(sealed, via=via, startingPosition=121, endingPosition=131)
     assert [row.sequence_number for row in frame.collect()] == list(range(121, 131))
     assert count_scanned(frame) == 10
@@ -205,19 +204,19 @@ def test_filters_are_applied_by_spark(
     assert numbers_of(frame.where(F.col("sequence_number").isin(3, 900, 5))) == [3, 5, 900]
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        ({"streem": "x"}, "there is no option streem: did you mean stream?"),
+        ({"streem": "x"}, "unknown option streem: did you mean stream?"),
         ({}, "option stream is missing"),
         ({"stream": "nowhere"}, "the message stream 'nowhere' does not exist"),
         ({"stream": "*", "maxMessagesPerTrigger": "5"}, "is for spark.readStream, not for"),
         ({"stream": "*", "minPartitions": "0"}, "option minPartitions is '0': expected int >= 1"),
         ({"stream": "*", "startingPosition": "-1"}, "expected earliest, latest, a sequence number"),
-        ({"stream": "*", "endingPosition": '{"nobody": 3}'}, "names 'nobody'"),
+        ({"stream": "*", "endingPosition": '{"missing": 3}'}, "names 'missing'"),
         (
             {"stream": "*", "startingTimestamp": "yesterday"},
             "option startingTimestamp is 'yesterday': expected milliseconds since the epoch, or",
@@ -225,7 +224,7 @@ def test_filters_are_applied_by_spark(
         ({"stream": "*", "createStream": "true"}, "option createStream is for a write"),
     ],
 )
-def test_a_wrong_option_is_named(
+def test_wrong_option_is_named(
     options: dict[str, str], problem: str, spark: SparkSession, broker: BrokerProcess
 ) -> None:
     with pytest.raises(PySparkException) as raised:
@@ -233,7 +232,7 @@ def test_a_wrong_option_is_named(
     assert problem in str(raised.value)
 
 
-def test_a_token_that_is_not_known_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
+def test_unknown_token_is_refused(spark: SparkSession, broker: BrokerProcess) -> None:
     reader = spark.read.format("penstock").options(
         stream="*", host="127.0.0.1", port=str(broker.port), token="wrong"
     )
@@ -241,7 +240,7 @@ def test_a_token_that_is_not_known_is_refused(spark: SparkSession, broker: Broke
         reader.load().count()
 
 
-def test_a_broker_that_is_not_there_is_named(spark: SparkSession) -> None:
+def test_address_of_unavailable_broker_is_named(spark: SparkSession) -> None:
     reader = spark.read.format("penstock").options(stream="*", host="127.0.0.1", port="1")
     with pytest.raises(PySparkException, match=r"no stream manager answers on 127\.0\.0\.1:1"):
         reader.load().count()
@@ -254,16 +253,16 @@ def test_a_broker_that_is_not_there_is_named(spark: SparkSession) -> None:
         "stream STRING, sequence_number BIGINT, ingest_time TIMESTAMP, payload BINARY",
     ],
 )
-def test_a_schema_of_the_users_own_is_refused(
+def test_user_schema_is_refused(
     schema: str, spark: SparkSession, sealed: str, broker: BrokerProcess
 ) -> None:
     reader = spark.read.format("penstock").options(root=str(broker.root), stream=sealed)
-    with pytest.raises(PySparkException, match=r"leave \.schema\(…\) out, and parse payloads"):
+    with pytest.raises(PySparkException, match=r"remove \.schema\(…\), and parse payloads"):
         reader.schema(schema).load().count()
 
 
-@pytest.mark.parametrize("via", WAYS)
-def test_damaged_messages_fail_a_query_or_are_left_out(
+@pytest.mark.parametrize("via", VIAS)
+def test_damaged_messages_fail_a_query_or_are_skipped(
     via: str, sealed: str, read: Read, broker: BrokerProcess, client: InternalClient
 ) -> None:
     path = segment_files(broker, client, sealed)[2]
@@ -277,11 +276,11 @@ def test_damaged_messages_fail_a_query_or_are_left_out(
     assert left == [number for number in range(1000) if number != first + 5]
 
 
-# While the broker goes on
+# Concurrent changes
 
 
-@pytest.mark.parametrize("via", WAYS)
-def test_rows_are_right_while_the_broker_appends_rolls_and_deletes(
+@pytest.mark.parametrize("via", VIAS)
+def test_rows_are_correct_while_the_broker_appends_rolls_and_deletes(
     via: str, create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("busy", max_size=8 * MEBIBYTE, stream_segment_size=SEGMENT)
@@ -293,15 +292,15 @@ def test_rows_are_right_while_the_broker_appends_rolls_and_deletes(
 
     append(30_000)
     assert client.describe_message_stream(stream).storage_status.oldest_sequence_number > 0
-    # For each query so many batches: the broker drops half of what is planned at most.
+    # A limited number of batches for each query, so that at most half of its messages are evicted.
     batches = threading.Semaphore(0)
 
-    def append_on() -> None:
+    def append_batches() -> None:
         for _ in range(3 * 75):
             batches.acquire()
             append(150)
 
-    writer = threading.Thread(target=append_on)
+    writer = threading.Thread(target=append_batches)
     writer.start()
     for _ in range(3):
         batches.release(75)
@@ -309,13 +308,13 @@ def test_rows_are_right_while_the_broker_appends_rolls_and_deletes(
         found = [row.sequence_number for row in rows]
         assert all(row.payload == b"%09d" % row.sequence_number * 40 for row in rows)
         assert found == sorted(set(found))
-        # Only what the broker has dropped meanwhile may be missing, also in the middle.
+        # Only messages that the broker has evicted may be missing, also in the middle.
         oldest = client.describe_message_stream(stream).storage_status.oldest_sequence_number
         assert set(range(oldest, found[-1] + 1)) <= set(found)
     writer.join()
 
 
-def test_another_session_learns_the_format_too(
+def test_format_is_registered_in_another_session(
     spark: SparkSession, sealed: str, broker: BrokerProcess
 ) -> None:
     other = spark.newSession()

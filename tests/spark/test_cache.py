@@ -12,19 +12,19 @@ def fill(directory: Path) -> None:
     write_program(directory / "hello", ["echo hello"])
 
 
-def test_a_directory_is_made_once(tmp_path: Path) -> None:
+def test_directory_is_created_once(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
     made = cached_directory("tools/one", "hello", fill, environment)
     assert made == tmp_path / "penstock" / "tools" / "one"
     assert subprocess.check_output([made / "hello"], text=True) == "hello\n"
 
     def fill_again(_: Path) -> None:
-        pytest.fail("it is there already")
+        pytest.fail("the directory exists")
 
     assert cached_directory("tools/one", "hello", fill_again, environment) == made
 
 
-def test_one_that_another_process_made_meanwhile_is_taken(tmp_path: Path) -> None:
+def test_directory_of_a_concurrent_process_is_used(tmp_path: Path) -> None:
     environment = {"XDG_CACHE_HOME": str(tmp_path)}
 
     def fill_late(directory: Path) -> None:
@@ -35,7 +35,7 @@ def test_one_that_another_process_made_meanwhile_is_taken(tmp_path: Path) -> Non
     assert [path.name for path in made.parent.iterdir()] == ["one"]
 
 
-def test_a_directory_that_cannot_be_filled_leaves_nothing(tmp_path: Path) -> None:
+def test_failed_creation_leaves_no_files(tmp_path: Path) -> None:
     def fail(directory: Path) -> None:
         fill(directory)
         raise PermissionError("not here")
@@ -45,7 +45,7 @@ def test_a_directory_that_cannot_be_filled_leaves_nothing(tmp_path: Path) -> Non
     assert list((tmp_path / "penstock" / "tools").iterdir()) == []
 
 
-def test_without_a_cache_the_directory_is_for_this_process(tmp_path: Path) -> None:
+def test_unwritable_cache_is_replaced_by_a_temporary_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     made = cached_directory("tools/one", "hello", fill, {"XDG_CACHE_HOME": str(tmp_path / "file")})
     assert subprocess.check_output([made / "hello"], text=True) == "hello\n"

@@ -8,10 +8,6 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from penstock.errors import ResourceNotFoundException, SettingError
-from penstock.model import IoTAnalyticsConfig
-from penstock.pipeline.delivery import MessageDelivery, StopSignal
-from penstock.pipeline.destinations.channel import ChannelDestination
-from penstock.pipeline.destinations.destination import DestinationSettings, ExportContext, Messages
 from penstock.spark.channels import (
     ChannelReader,
     ChannelTask,
@@ -22,30 +18,16 @@ from penstock.spark.channels import (
 )
 from penstock.spark.options import ChannelReadOptions
 from penstock.spark.source import CHANNEL_SCHEMA, SCHEMA, PenstockDataSource
+from tests.spark.channel_files import DAY, NOON, fill
 
-NOON = 1_767_268_800_000
-DAY = 86_400_000
 MEBIBYTE = 1024 * 1024
-
-
-def fill(root: Path, channel: str, first: int, end: int, stream: str = "turbine") -> None:
-    """Brings messages of three days to a channel."""
-    config = IoTAnalyticsConfig(identifier="e", iot_channel=channel)
-    export = ExportContext(stream, stream, config, DestinationSettings(), str(root), 10.0)
-    destination = ChannelDestination(export)
-    numbers = range(first, end)
-    times = [NOON + number * 3 // (end - first) * DAY for number in numbers]
-    messages = Messages(stream, first, numbers, times, [str(n).encode() for n in numbers])
-    delivery = MessageDelivery(destination, messages, end, StopSignal())
-    delivery.run()
-    assert delivery.totals().settled_end == end
 
 
 def options(channels: str | None = None, root: str | None = None) -> ChannelReadOptions:
     return ChannelReadOptions(channel="farm", channels=channels, root=root)
 
 
-def test_the_directory_is_named_or_found_with_the_broker(
+def test_directory_comes_from_options_environment_or_configuration(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -60,20 +42,22 @@ def test_the_directory_is_named_or_found_with_the_broker(
     assert find_channels(options(), {}) == Path("/t")
 
 
-def test_a_channel_that_is_not_there_is_an_error_with_those_that_are(tmp_path: Path) -> None:
-    with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* there is none"):
+def test_unknown_channel_is_an_error_that_lists_existing_channels(tmp_path: Path) -> None:
+    with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* it has no channels"):
         list_parts(tmp_path / "channels", "farm")
     for name in ("wind", "rain"):
         fill(tmp_path, name, 0, 1)
-    with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* there are rain, wind"):
+    with pytest.raises(
+        ResourceNotFoundException, match=r"no channel farm .* expected one of rain, wind"
+    ):
         list_parts(tmp_path / "channels", "farm")
 
 
-def test_files_come_by_date_without_those_that_are_being_written(tmp_path: Path) -> None:
+def test_files_are_listed_by_date_without_unfinished_files(tmp_path: Path) -> None:
     fill(tmp_path, "farm", 0, 9)
     day = next((tmp_path / "channels/farm").glob("date=*"))
     (day / ".turbine-0123abcd-1").write_bytes(b"half")
-    (day / "notes.txt").write_bytes(b"of somebody")
+    (day / "notes.txt").write_bytes(b"another file")
     parts = list_parts(tmp_path / "channels", "farm")
     assert len(parts) == 3
     assert [part.path for part in parts] == sorted(part.path for part in parts)
@@ -98,25 +82,25 @@ def test_small_files_share_a_task(sizes: list[int], min_partitions: int, tasks: 
     assert [path for task in planned for path in task.paths] == [part.path for part in parts]
 
 
-def test_a_file_that_is_gone_by_now_has_no_rows(tmp_path: Path) -> None:
+def test_missing_file_has_no_rows(tmp_path: Path) -> None:
     reader = ChannelReader(options())
     assert list(reader.read(ChannelTask([str(tmp_path / "gone.parquet")]))) == []
 
 
 @pytest.mark.parametrize("name", ["../etc", "a b", "x" * 129])
-def test_a_name_that_is_none_is_refused(name: str) -> None:
+def test_invalid_channel_name_is_refused(name: str) -> None:
     with pytest.raises(SettingError, match="option channel is"):
         ChannelReader(ChannelReadOptions(channel=name))
 
 
-def test_a_query_is_about_streams_or_a_channel() -> None:
+def test_options_stream_and_channel_are_exclusive() -> None:
     source = PenstockDataSource({"channel": "farm", "stream": "s"})
-    for ask in (source.schema, lambda: source.reader(SCHEMA)):
-        with pytest.raises(SettingError, match="options stream and channel"):
-            ask()
+    for call in (source.schema, lambda: source.reader(SCHEMA)):
+        with pytest.raises(SettingError, match="options stream and channel are both set"):
+            call()
 
 
-def test_a_channel_has_no_streaming_queries_and_no_writes() -> None:
+def test_channel_supports_no_streaming_queries_and_no_writes() -> None:
     source = PenstockDataSource({"channel": "farm"})
     with pytest.raises(SettingError, match="read the stream that fills the channel"):
         source.streamReader(CHANNEL_SCHEMA)
@@ -124,13 +108,13 @@ def test_a_channel_has_no_streaming_queries_and_no_writes() -> None:
         source.writer(SCHEMA, overwrite=False)
 
 
-def test_an_option_of_streams_is_none_of_a_channel() -> None:
+def test_option_of_streams_is_refused_for_a_channel() -> None:
     source = PenstockDataSource({"channel": "farm", "startingPosition": "7"})
     with pytest.raises(SettingError, match="not for a channel"):
         source.reader(CHANNEL_SCHEMA)
 
 
-def test_the_columns_are_those_of_a_channel() -> None:
+def test_channel_has_its_own_schema_and_reader() -> None:
     assert PenstockDataSource({"Channel": "farm"}).schema() == CHANNEL_SCHEMA
     reader = PenstockDataSource({"channel": "farm"}).reader(CHANNEL_SCHEMA)
     assert type(pickle.loads(pickle.dumps(reader))) is ChannelReader
@@ -145,7 +129,9 @@ def read_channel(spark: SparkSession, tmp_path: Path) -> Callable[[str], DataFra
     return read
 
 
-def test_a_channel_is_a_dataframe(read_channel: Callable[[str], DataFrame], tmp_path: Path) -> None:
+def test_channel_is_read_as_a_dataframe(
+    read_channel: Callable[[str], DataFrame], tmp_path: Path
+) -> None:
     fill(tmp_path, "farm", 0, 30)
     fill(tmp_path, "farm", 0, 3, stream="weather")
     rows = read_channel("farm").orderBy("stream", "sequence_number").collect()

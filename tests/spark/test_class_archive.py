@@ -19,7 +19,7 @@ def path_in(options: list[str]) -> Path:
 
 
 def write(tmp_path: Path, home: Path) -> Path:
-    """What Java and `write` do."""
+    """Creates an archive as Java and `write` do."""
     unfinished = path_in(make(tmp_path, writes=True).options(home))
     archive = unfinished.with_suffix(".jsa")
     unfinished.touch()
@@ -27,28 +27,28 @@ def write(tmp_path: Path, home: Path) -> Path:
     return archive
 
 
-def test_archive_is_used_when_it_is_there(tmp_path: Path) -> None:
+def test_existing_archive_is_used(tmp_path: Path) -> None:
     assert make(tmp_path).options(tmp_path) == []
     archive = write(tmp_path, tmp_path)
     assert make(tmp_path).options(tmp_path)[0] == f'-XX:SharedArchiveFile="{archive}"'
     assert make(tmp_path, writes=True).options(tmp_path)[0].startswith("-XX:ArchiveClassesAtExit=")
 
 
-def test_java_that_is_replaced_needs_another_archive(tmp_path: Path) -> None:
+def test_replaced_java_does_not_use_the_archive(tmp_path: Path) -> None:
     write(tmp_path, tmp_path)
     (tmp_path / "release").write_text('JAVA_VERSION="18"')
     assert make(tmp_path).options(tmp_path) == []
 
 
 @pytest.mark.parametrize("chosen", ["-Xshare:off", "-XX:SharedArchiveFile=/x"])
-def test_choice_of_the_user_counts(tmp_path: Path, chosen: str) -> None:
+def test_archive_options_of_the_user_take_precedence(tmp_path: Path, chosen: str) -> None:
     write(tmp_path, tmp_path)
     assert make(tmp_path, SPARK_SUBMIT_OPTS=chosen).options(tmp_path) == []
     with pytest.raises(SettingError, match="expected no options for class archives"):
         make(tmp_path, writes=True, SPARK_SUBMIT_OPTS=chosen).options(tmp_path)
 
 
-def test_cache_that_cannot_be_used_matters_only_for_writing(tmp_path: Path) -> None:
+def test_unusable_cache_is_an_error_only_for_writing(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     assert make(tmp_path / "file").options(tmp_path) == []
     with pytest.raises(SettingError, match="the cache directory cannot be used"):

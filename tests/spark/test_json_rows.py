@@ -1,4 +1,4 @@
-"""Rows as JSON, beside what Spark's own to_json makes of them."""
+"""Rows as JSON, compared with Spark's to_json."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Encode: TypeAlias = Callable[[DataFrame], list[str]]
 
 @pytest.fixture(scope="module")
 def encode(broker: BrokerProcess, client: StreamManagerClient) -> Encode:
-    """Rows as a writer gets them from Spark and stores them."""
+    """Returns a function that writes rows to a stream and returns its messages."""
 
     def write_and_read(rows: DataFrame) -> list[str]:
         stream = uuid4().hex
@@ -45,7 +45,7 @@ def encode(broker: BrokerProcess, client: StreamManagerClient) -> Encode:
     return write_and_read
 
 
-def by_spark(rows: DataFrame) -> list[str]:
+def encode_with_spark(rows: DataFrame) -> list[str]:
     return [row.json for row in rows.select(to_json(struct("*")).alias("json")).collect()]
 
 
@@ -68,19 +68,19 @@ ALIKE = {
 
 
 @pytest.fixture(scope="module")
-def alike(spark: SparkSession, encode: Encode) -> tuple[Any, Any]:
-    """All of them in one row, encoded by us and by Spark: a job for each would take long."""
-    columns = ", ".join(f"struct({values}) AS `{what}`" for what, values in ALIKE.items())
-    rows = spark.sql(f"SELECT {columns}")
-    return json.loads(encode(rows)[0]), json.loads(by_spark(rows)[0])
+def alike(shared_session: SparkSession, encode: Encode) -> tuple[Any, Any]:
+    """All values in one row, encoded by Penstock and by Spark; a job for each would be slow."""
+    columns = ", ".join(f"struct({values}) AS `{name}`" for name, values in ALIKE.items())
+    rows = shared_session.sql(f"SELECT {columns}")
+    return json.loads(encode(rows)[0]), json.loads(encode_with_spark(rows)[0])
 
 
-@pytest.mark.parametrize("what", ALIKE)
-def test_a_row_is_what_spark_makes_of_it(alike: tuple[Any, Any], what: str) -> None:
-    ours, theirs = alike
+@pytest.mark.parametrize("name", ALIKE)
+def test_row_equals_the_result_of_to_json(alike: tuple[Any, Any], name: str) -> None:
+    by_penstock, by_spark = alike
 
-    assert ours[what] == theirs[what]
-    assert list(ours[what]) == list(theirs[what])
+    assert by_penstock[name] == by_spark[name]
+    assert list(by_penstock[name]) == list(by_spark[name])
 
 
 def test_columns_keep_their_order(spark: SparkSession, encode: Encode) -> None:
@@ -92,33 +92,30 @@ def test_columns_keep_their_order(spark: SparkSession, encode: Encode) -> None:
 def test_rows_keep_their_order(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT id, if(id % 3 = 0, null, id / 2) AS half FROM range(0, 10, 1, 1)")
 
-    assert encode(rows) == by_spark(rows)
+    assert encode(rows) == encode_with_spark(rows)
 
 
-def test_a_row_of_nothing_is_an_empty_object(spark: SparkSession, encode: Encode) -> None:
+def test_row_of_nulls_is_an_empty_object(spark: SparkSession, encode: Encode) -> None:
     assert encode(spark.sql("SELECT cast(null AS int) AS a, null AS b")) == ["{}"]
 
 
 def test_times_keep_their_microseconds_and_are_in_utc(spark: SparkSession, encode: Encode) -> None:
     time = "timestamp'2024-07-02 03:04:05.678901'"
-    zone = spark.conf.get("spark.sql.session.timeZone")
     spark.conf.set("spark.sql.session.timeZone", "Europe/Berlin")
-    try:
-        encoded = encode(spark.sql(f"SELECT {time} AS time, array({time}) AS times"))
-    finally:
-        spark.conf.set("spark.sql.session.timeZone", str(zone))
+
+    encoded = encode(spark.sql(f"SELECT {time} AS time, array({time}) AS times"))
 
     utc = "2024-07-02T01:04:05.678901Z"
     assert json.loads(encoded[0]) == {"time": utc, "times": [utc]}
 
 
-def test_a_time_without_a_zone_stays_without_one(spark: SparkSession, encode: Encode) -> None:
+def test_time_without_a_zone_is_written_without_one(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT timestamp_ntz'2024-07-02 03:04:05.6789' AS t, time'03:04:05' AS u")
 
     assert encode(rows) == ['{"t":"2024-07-02T03:04:05.678900","u":"03:04:05"}']
 
 
-def test_a_time_far_from_now_is_refused() -> None:
+def test_time_outside_years_1_to_9999_is_refused() -> None:
     schema = StructType().add("time", TimestampType())
     column = pa.array([2**60]).cast(pa.timestamp("us", "UTC"))
 
@@ -126,26 +123,26 @@ def test_a_time_far_from_now_is_refused() -> None:
         RowEncoder(schema).encode(pa.record_batch({"time": column}))
 
 
-def test_a_date_is_a_date_also_as_a_key(spark: SparkSession, encode: Encode) -> None:
+def test_dates_are_iso_8601_also_as_keys(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT map(date'2024-02-29', date'2024-03-01') AS next")
 
     assert encode(rows) == ['{"next":{"2024-02-29":"2024-03-01"}}']
 
 
-def test_an_interval_is_a_duration_of_iso_8601(spark: SparkSession, encode: Encode) -> None:
+def test_interval_is_an_iso_8601_duration(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT interval '1 02:03:04.5' day to second AS i, interval '90' minute AS m")
 
     assert encode(rows) == ['{"i":"P1DT7384.5S","m":"PT5400S"}']
 
 
-def test_what_is_not_a_number_is_null(spark: SparkSession, encode: Encode) -> None:
+def test_nan_and_infinity_are_null(spark: SparkSession, encode: Encode) -> None:
     rows = spark.sql("SELECT double('NaN') AS n, float('-Infinity') AS i, 1.5D AS x")
 
     assert encode(rows) == ['{"n":null,"i":null,"x":1.5}']
 
 
 def test_rows_without_columns_are_refused() -> None:
-    # Spark would not hand them over.
+    # Spark itself rejects such rows earlier.
     with pytest.raises(SettingError, match="there are no columns: expected one or more"):
         RowEncoder(StructType())
 
@@ -163,15 +160,15 @@ def test_rows_without_columns_are_refused() -> None:
         ),
     ],
 )
-def test_a_type_without_json_is_refused(kind: DataType, name: str) -> None:
-    def refusal(schema: StructType) -> Any:
+def test_type_without_json_is_refused(kind: DataType, name: str) -> None:
+    def error_of(schema: StructType) -> Any:
         with pytest.raises(SettingError) as caught:
             RowEncoder(schema)
         return str(caught.value)
 
     advice = "which cannot be written as JSON: cast it, or leave it out"
     assert (
-        refusal(StructType().add("a", "integer").add("b", kind)) == f"column b is {name}, {advice}"
+        error_of(StructType().add("a", "integer").add("b", kind)) == f"column b is {name}, {advice}"
     )
     inner = StructType().add("outer", StructType().add("inner", kind))
-    assert refusal(inner) == f"column outer.inner is {name}, {advice}"
+    assert error_of(inner) == f"column outer.inner is {name}, {advice}"

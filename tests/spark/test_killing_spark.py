@@ -1,4 +1,4 @@
-"""Spark is killed in the middle of a query, and goes on where it was."""
+"""A query continues from its checkpoint after Spark was killed."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.spark.rows import messages_of, rows_of
 from tests.support import QUICK_JAVA, BrokerProcess, clean_environment, wait_until
 
 
-def test_a_query_that_is_killed_reads_each_message_once(
+def test_killed_query_reads_each_message_once(
     spark: SparkSession,
     broker: BrokerProcess,
     create: Callable[..., str],
@@ -27,21 +27,21 @@ def test_a_query_that_is_killed_reads_each_message_once(
 ) -> None:
     stream, output, checkpoint = create(), tmp_path / "output", tmp_path / "checkpoint"
     client.append_messages(stream, [b"%d" % number for number in range(1000)])
-    words = [str(broker.root), stream, str(output), str(checkpoint)]
-    query = subprocess.Popen(
-        [sys.executable, copy_stream.__file__, *words],
+    arguments = [str(broker.root), stream, str(output), str(checkpoint)]
+    program = subprocess.Popen(
+        [sys.executable, copy_stream.__file__, *arguments],
         env=clean_environment(SPARK_SUBMIT_OPTS=QUICK_JAVA),
         start_new_session=True,
     )
     try:
         wait_until((checkpoint / "commits" / "2").exists, "three batches", START_SECONDS)
     finally:
-        # All of it at once: the program, its Java, its Python workers.
-        os.killpg(query.pid, signal.SIGKILL)
-        query.wait()
+        # Kills the program, its Java and its Python workers together.
+        os.killpg(program.pid, signal.SIGKILL)
+        program.wait()
     assert not (checkpoint / "commits" / "9").exists()
     client.append_messages(stream, [b"%d" % number for number in range(1000, 1100)])
-    rest = copy_stream.copying(spark, *words).trigger(availableNow=True).start()
-    assert rest.awaitTermination(int(START_SECONDS))
+    query = copy_stream.make_copy_query(spark, *arguments).trigger(availableNow=True).start()
+    assert query.awaitTermination(int(START_SECONDS))
     rows = rows_of(spark.read.parquet(str(output)))
     assert sorted(rows, key=lambda row: row.sequence_number) == messages_of(client, stream)

@@ -16,7 +16,7 @@ Create = Callable[..., str]
 
 @pytest.fixture
 def stream(create: Create, client: InternalClient) -> StreamPosition:
-    """Fifty messages of 1 KiB in segments of four, of which the oldest are gone."""
+    """A stream of 1 KiB messages in segments of four, whose oldest messages were removed."""
     name = create("located", stream_segment_size=4096, max_size=20 * 4096)
     for number in range(100):
         client.append_message(name, b"%02d" % number * 512)
@@ -30,33 +30,31 @@ def numbers(locator: Locator, stream: StreamPosition, first: int, end: int) -> l
     return [number for piece in pieces for number in range(piece.first, piece.end)]
 
 
-def test_a_slice_is_planned_whole(client: InternalClient, stream: StreamPosition) -> None:
+def test_slice_is_planned_completely(client: InternalClient, stream: StreamPosition) -> None:
     locator = Locator(client, fails_on_loss=True)
     assert numbers(locator, stream, 50, 99) == list(range(50, 99))
     assert numbers(locator, stream, 70, 70) == []
 
 
-def test_segments_of_other_times_are_left_out(
+def test_segments_of_other_times_are_skipped(
     client: InternalClient, stream: StreamPosition
 ) -> None:
     locator = Locator(client, fails_on_loss=True)
     segment = locator.plan(stream, 60, 61)[0].segment
-    # Segments follow each other within a millisecond: others may have these times too.
+    # Other segments may have the same times.
     pieces = locator.plan(stream, 50, 99, TimeRange(segment.oldest_time, segment.newest_time + 1))
     assert any(piece.first <= 60 < piece.end for piece in pieces)
     assert locator.plan(stream, 50, 99, TimeRange(0, 1)) == []
 
 
-def test_the_end_is_where_the_bytes_no_longer_fit(
-    client: InternalClient, stream: StreamPosition
-) -> None:
+def test_end_is_limited_by_bytes(client: InternalClient, stream: StreamPosition) -> None:
     locator = Locator(client, fails_on_loss=True)
     assert locator.find_end(stream, 50, 99, 10 * 1024) == 60
     assert locator.find_end(stream, 50, 99, 1) == 51
     assert locator.find_end(stream, 50, 99, 1 << 30) == 99
 
 
-def test_messages_that_are_gone_are_a_loss(
+def test_removed_messages_are_a_loss(
     client: InternalClient, stream: StreamPosition, caplog: pytest.LogCaptureFixture
 ) -> None:
     oldest = stream.oldest_sequence_number
@@ -68,17 +66,15 @@ def test_messages_that_are_gone_are_a_loss(
     assert f"messages 0 to {oldest - 1} were removed" in caplog.text
 
 
-def test_numbers_that_were_there_and_are_not_are_a_loss(
+def test_messages_after_the_end_of_a_stream_are_a_loss(
     client: InternalClient, stream: StreamPosition
 ) -> None:
-    with pytest.raises(DataLossError, match="messages 100 to 104 are no longer there"):
+    with pytest.raises(DataLossError, match="messages 100 to 104 no longer exist"):
         Locator(client, fails_on_loss=True).plan(stream, 90, 105)
     assert numbers(Locator(client, fails_on_loss=False), stream, 90, 105) == list(range(90, 100))
 
 
-def test_a_stream_that_was_deleted_is_a_loss(
-    client: InternalClient, stream: StreamPosition
-) -> None:
+def test_deleted_stream_is_a_loss(client: InternalClient, stream: StreamPosition) -> None:
     client.delete_message_stream(stream.name)
     with pytest.raises(DataLossError, match="it was deleted before it was read"):
         Locator(client, fails_on_loss=True).plan(stream, 90, 99)

@@ -1,4 +1,4 @@
-"""Segments mapped where the broker has them: what was planned is there, or nothing is."""
+"""Mapped segments: a piece is mapped completely or not at all."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from penstock.client.internal import InternalClient
 from penstock.discovery import ADDRESS_FILE, Address, write_address
 from penstock.spark.mapped import has_files, map_piece
 from penstock.spark.planning import Piece, plan_pieces
-from penstock.spark.stored import Stored
+from penstock.spark.stored import StoredMessages
 from penstock.spark.times import ALL_TIMES
 from penstock.store.files import Disk
 from penstock.store.record import ENTRY, data_path, index_path
@@ -24,8 +24,8 @@ from tests.support import BrokerProcess, wait_until
 FIRST = 100
 
 
-class Premises:
-    """A root with one segment, as a broker has it that calls itself `here`."""
+class SegmentRoot:
+    """The root directory of a broker with instance `here`, with one segment."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -54,20 +54,20 @@ class Premises:
 
 
 @pytest.fixture
-def premises(tmp_path: Path) -> Iterator[Premises]:
-    premises = Premises(tmp_path / "root")
-    yield premises
-    premises.segment.close()
+def segment_root(tmp_path: Path) -> Iterator[SegmentRoot]:
+    segment_root = SegmentRoot(tmp_path / "root")
+    yield segment_root
+    segment_root.segment.close()
 
 
-def payloads(stored: Stored | None) -> list[bytes]:
+def payloads(stored: StoredMessages | None) -> list[bytes]:
     assert stored is not None
     return [row["payload"] for batch in stored.batches("s") for row in batch.to_pylist()]
 
 
-def test_a_whole_segment_is_mapped_as_it_is(premises: Premises) -> None:
-    premises.segment.append([b"one", b"two", b"three"], 7)
-    piece = premises.piece()
+def test_whole_segment_is_mapped(segment_root: SegmentRoot) -> None:
+    segment_root.segment.append([b"one", b"two", b"three"], 7)
+    piece = segment_root.piece()
     stored = map_piece(piece)
     assert payloads(stored) == [b"one", b"two", b"three"]
     assert stored is not None
@@ -76,20 +76,20 @@ def test_a_whole_segment_is_mapped_as_it_is(premises: Premises) -> None:
 
 
 @pytest.mark.parametrize(("first", "end"), [(0, 1), (0, 3), (1, 2), (1, 4), (3, 4)])
-def test_a_part_of_a_segment_is_mapped(premises: Premises, first: int, end: int) -> None:
+def test_part_of_a_segment_is_mapped(segment_root: SegmentRoot, first: int, end: int) -> None:
     written = [b"one", b"two", b"three", b"four"]
-    premises.segment.append(written, 7)
-    stored = map_piece(premises.piece(FIRST + first, FIRST + end))
+    segment_root.segment.append(written, 7)
+    stored = map_piece(segment_root.piece(FIRST + first, FIRST + end))
     assert payloads(stored) == written[first:end]
     assert stored is not None
     assert stored.intact_parts() == [stored]
 
 
-def test_what_is_appended_later_is_not_seen(premises: Premises) -> None:
-    premises.segment.append([b"one", b"two"], 7)
-    piece = premises.piece()
+def test_later_appends_are_not_mapped(segment_root: SegmentRoot) -> None:
+    segment_root.segment.append([b"one", b"two"], 7)
+    piece = segment_root.piece()
     early = map_piece(piece)
-    premises.segment.append([b"three" * 10_000] * 10, 8)
+    segment_root.segment.append([b"three" * 10_000] * 10, 8)
     late = map_piece(piece)
     for stored in (early, late):
         assert payloads(stored) == [b"one", b"two"]
@@ -97,86 +97,84 @@ def test_what_is_appended_later_is_not_seen(premises: Premises) -> None:
         assert stored.is_intact(piece.segment)
 
 
-def test_what_is_mapped_stays_readable_when_it_is_removed(premises: Premises) -> None:
+def test_mapped_files_stay_readable_after_removal(segment_root: SegmentRoot) -> None:
     written = [os.urandom(1000) for _ in range(1000)]
-    premises.segment.append(written, 7)
-    piece = premises.piece()
+    segment_root.segment.append(written, 7)
+    piece = segment_root.piece()
     stored = map_piece(piece)
-    premises.segment.files.remove()
-    premises.directory.rmdir()
+    segment_root.segment.files.remove()
+    segment_root.directory.rmdir()
     assert payloads(stored) == written
     assert map_piece(piece) is None
 
 
-def test_batches_outlive_what_they_were_made_of(premises: Premises) -> None:
-    premises.segment.append([b"one", b"two"], 7)
+def test_batches_keep_their_mapping_alive(segment_root: SegmentRoot) -> None:
+    segment_root.segment.append([b"one", b"two"], 7)
 
     def batch() -> pa.RecordBatch:
-        stored = map_piece(premises.piece())
+        stored = map_piece(segment_root.piece())
         assert stored is not None
         return next(stored.batches("s"))
 
     kept = batch()
-    premises.segment.files.remove()
+    segment_root.segment.files.remove()
     assert kept["payload"].to_pylist() == [b"one", b"two"]
 
 
 @pytest.mark.parametrize("name", ["data", "index"])
-def test_a_file_that_is_gone_is_left_to_the_broker(premises: Premises, name: str) -> None:
-    premises.segment.append([b"one", b"two"], 7)
-    getattr(premises, name).unlink()
-    assert map_piece(premises.piece()) is None
-    # It is on this machine all the same.
-    assert has_files(premises.piece())
+def test_missing_file_is_not_mapped(segment_root: SegmentRoot, name: str) -> None:
+    segment_root.segment.append([b"one", b"two"], 7)
+    getattr(segment_root, name).unlink()
+    assert map_piece(segment_root.piece()) is None
+    # The broker is on this machine nevertheless.
+    assert has_files(segment_root.piece())
 
 
 @pytest.mark.parametrize(("name", "size"), [("data", 5), ("data", 0), ("index", 31), ("index", 0)])
-def test_a_file_that_was_cut_is_left_to_the_broker(
-    premises: Premises, name: str, size: int
-) -> None:
-    premises.segment.append([b"one", b"two"], 7)
-    os.truncate(getattr(premises, name), size)
-    assert map_piece(premises.piece()) is None
+def test_cut_file_is_not_mapped(segment_root: SegmentRoot, name: str, size: int) -> None:
+    segment_root.segment.append([b"one", b"two"], 7)
+    os.truncate(getattr(segment_root, name), size)
+    assert map_piece(segment_root.piece()) is None
 
 
 @pytest.mark.parametrize("end", [0, 1, 2**31, 2**32 - 1])
-def test_a_wrong_end_in_the_last_entry_costs_no_other_message(premises: Premises, end: int) -> None:
-    premises.segment.append([b"one", b"two", b"three"], 7)
-    with premises.index.open("r+b") as file:
+def test_damaged_last_entry_affects_no_other_message(segment_root: SegmentRoot, end: int) -> None:
+    segment_root.segment.append([b"one", b"two", b"three"], 7)
+    with segment_root.index.open("r+b") as file:
         file.seek(2 * ENTRY.size)
         file.write(end.to_bytes(4, "little"))
-    stored = map_piece(premises.piece())
+    stored = map_piece(segment_root.piece())
     assert stored is not None
     (part,) = stored.intact_parts()
     assert payloads(part) == [b"one", b"two"]
 
 
-def test_files_of_another_run_of_the_broker_are_not_taken(premises: Premises) -> None:
-    premises.segment.append([b"one"], 7)
-    piece = premises.piece()
-    premises.start("there")
+def test_files_of_another_broker_instance_are_not_mapped(segment_root: SegmentRoot) -> None:
+    segment_root.segment.append([b"one"], 7)
+    piece = segment_root.piece()
+    segment_root.start("there")
     assert not has_files(piece)
     assert map_piece(piece) is None
 
 
 @pytest.mark.parametrize("address", [None, b"", b"{}", b"\xff\xfe", b'{"instance": "here"}'])
-def test_without_a_sensible_address_there_is_no_broker(
-    premises: Premises, address: bytes | None
+def test_files_are_not_mapped_without_a_valid_address_file(
+    segment_root: SegmentRoot, address: bytes | None
 ) -> None:
-    premises.segment.append([b"one"], 7)
-    path = premises.root / ADDRESS_FILE
+    segment_root.segment.append([b"one"], 7)
+    path = segment_root.root / ADDRESS_FILE
     if address is None:
         path.unlink()
     else:
         path.write_bytes(address)
-    assert map_piece(premises.piece()) is None
+    assert map_piece(segment_root.piece()) is None
 
 
-def test_a_root_that_is_not_on_this_machine_has_no_files(premises: Premises) -> None:
-    premises.segment.append([b"one"], 7)
-    elsewhere = premises.piece()._replace(root=str(premises.root / "nowhere"))
+def test_missing_root_has_no_files(segment_root: SegmentRoot) -> None:
+    segment_root.segment.append([b"one"], 7)
+    elsewhere = segment_root.piece()._replace(root=str(segment_root.root / "nowhere"))
     assert map_piece(elsewhere) is None
-    assert map_piece(premises.piece()._replace(root=None)) is None
+    assert map_piece(segment_root.piece()._replace(root=None)) is None
 
 
 # With a broker
@@ -189,7 +187,7 @@ def pieces_of(client: InternalClient, name: str) -> list[Piece]:
     return plan_pieces(name, position.stream_id, location, first, end)
 
 
-def test_every_segment_of_a_stream_is_found(
+def test_all_segments_of_a_stream_are_mapped(
     client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create(stream_segment_size=2048)
@@ -205,7 +203,7 @@ def test_every_segment_of_a_stream_is_found(
     assert [payload for stored in found for payload in payloads(stored)] == written
 
 
-def test_the_segment_that_is_written_to_is_read_up_to_where_it_was_planned(
+def test_active_segment_is_mapped_up_to_the_planned_end(
     client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create()
@@ -215,9 +213,7 @@ def test_the_segment_that_is_written_to_is_read_up_to_where_it_was_planned(
     assert payloads(map_piece(piece)) == [b"one", b"two"]
 
 
-def test_a_stream_in_memory_has_no_files(
-    client: InternalClient, create: Callable[..., str]
-) -> None:
+def test_memory_stream_has_no_files(client: InternalClient, create: Callable[..., str]) -> None:
     name = create(persistence=Persistence.Memory)
     client.append_message(name, b"one")
     (piece,) = pieces_of(client, name)
@@ -225,7 +221,7 @@ def test_a_stream_in_memory_has_no_files(
     assert map_piece(piece) is None
 
 
-def test_a_stream_that_was_made_again_is_not_taken_for_the_first(
+def test_recreated_stream_is_not_mapped_for_the_deleted_one(
     client: InternalClient, create: Callable[..., str]
 ) -> None:
     name = create()
@@ -241,7 +237,7 @@ def test_a_stream_that_was_made_again_is_not_taken_for_the_first(
     assert payloads(map_piece(piece)) == [b"new"]
 
 
-def test_a_broker_that_was_started_again_is_another_run(tmp_path: Path) -> None:
+def test_restarted_broker_is_another_instance(tmp_path: Path) -> None:
     definition = MessageStreamDefinition(
         name="s", strategy_on_full=StrategyOnFull.OverwriteOldestData
     )

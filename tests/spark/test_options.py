@@ -1,4 +1,4 @@
-"""Options are texts under names in any case; a wrong one is an error that says what is right."""
+"""Parsing of options: strings with case-insensitive names, and errors that name allowed values."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.spark.options import (
     BrokerOptions,
     StreamReadOptions,
     WriteOptions,
-    check_names,
+    check_option_names,
     parse_options,
 )
 
@@ -24,7 +24,7 @@ def problem(kind: type[BrokerOptions], **options: str) -> str:
     return str(caught.value)
 
 
-def test_values_become_what_they_stand_for() -> None:
+def test_values_are_converted_to_their_types() -> None:
     options = parse_options(
         {
             "stream": "sensors",
@@ -48,13 +48,13 @@ def test_values_become_what_they_stand_for() -> None:
     )
 
 
-def test_names_have_any_case_as_spark_hands_them_over() -> None:
+def test_names_are_case_insensitive() -> None:
     lower = parse_options({"stream": "s", "endingposition": "7"}, BatchReadOptions)
     upper = parse_options({"STREAM": "s", "ENDINGPOSITION": "7"}, BatchReadOptions)
     assert lower == upper == BatchReadOptions(stream="s", ending_position="7")
 
 
-def test_what_is_not_said_has_a_default() -> None:
+def test_missing_options_have_defaults() -> None:
     options = parse_options({"stream": "s"}, BatchReadOptions)
     assert (options.min_partitions, options.fail_on_data_loss, options.via) == (1, True, "auto")
     assert options.starting_position is None
@@ -63,31 +63,31 @@ def test_what_is_not_said_has_a_default() -> None:
 
 
 @pytest.mark.parametrize("kind", [BatchReadOptions, StreamReadOptions])
-def test_a_read_needs_a_stream(kind: type[BrokerOptions]) -> None:
+def test_read_requires_a_stream(kind: type[BrokerOptions]) -> None:
     with pytest.raises(SettingError, match=r"^option stream is missing: spark\.read"):
         parse_options({}, kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_name_with_a_typo_gets_a_hint(kind: type[BrokerOptions]) -> None:
+def test_misspelled_name_gets_a_suggestion(kind: type[BrokerOptions]) -> None:
     assert problem(kind, reconnectTimeuot="1") == (
-        "there is no option reconnectTimeuot: did you mean reconnectTimeout?"
+        "unknown option reconnectTimeuot: did you mean reconnectTimeout?"
     )
 
 
-def test_a_name_like_no_other_gets_the_list() -> None:
-    told = problem(BatchReadOptions, xyzzy="1")
-    assert "there is no option xyzzy: there are channel, channels, createStream" in told
-    assert told.endswith("token, via")
+def test_unknown_name_gets_the_list_of_options() -> None:
+    message = problem(BatchReadOptions, xyzzy="1")
+    assert "unknown option xyzzy: expected one of channel, channels, createStream" in message
+    assert message.endswith("token, via")
 
 
-def test_a_path_says_how_a_stream_is_named() -> None:
+def test_option_path_is_refused_with_advice() -> None:
     assert '.option("stream", …)' in problem(BatchReadOptions, path="sensors")
-    with pytest.raises(SettingError, match="no option path"):
-        check_names({"path": "sensors"})
+    with pytest.raises(SettingError, match="unknown option path"):
+        check_option_names({"path": "sensors"})
 
 
-def test_an_option_of_another_kind_of_query_says_where_it_belongs() -> None:
+def test_option_of_another_kind_of_query_names_that_kind() -> None:
     assert problem(BatchReadOptions, maxBytesPerTrigger="1") == (
         "option maxBytesPerTrigger is for spark.readStream, not for spark.read"
     )
@@ -99,14 +99,16 @@ def test_an_option_of_another_kind_of_query_says_where_it_belongs() -> None:
     )
 
 
-def test_names_of_every_kind_are_known_before_the_kind_is() -> None:
-    check_names({"stream": "s", "endingposition": "1", "maxbytespertrigger": "1", "payload": "x"})
-    with pytest.raises(SettingError, match="no option strem"):
-        check_names({"strem": "s"})
+def test_names_of_every_kind_are_accepted_without_a_kind() -> None:
+    check_option_names(
+        {"stream": "s", "endingposition": "1", "maxbytespertrigger": "1", "payload": "x"}
+    )
+    with pytest.raises(SettingError, match="unknown option strem"):
+        check_option_names({"strem": "s"})
 
 
-def test_what_spark_keeps_for_itself_is_left_to_it() -> None:
-    check_names({"checkpointLocation": "somewhere"})
+def test_options_of_spark_are_ignored() -> None:
+    check_option_names({"checkpointLocation": "somewhere"})
     assert parse_options({"checkpointlocation": "somewhere"}, WriteOptions) == WriteOptions()
 
 
@@ -127,7 +129,7 @@ def test_what_spark_keeps_for_itself_is_left_to_it() -> None:
         ("stream", "", "expected str of length >= 1"),
     ],
 )
-def test_a_bad_value_is_told_with_what_is_allowed(option: str, value: str, expected: str) -> None:
+def test_bad_value_is_refused_with_allowed_values(option: str, value: str, expected: str) -> None:
     assert problem(StreamReadOptions, **{option: value}) == (
         f"option {option} is {value!r}: {expected}"
     )
@@ -144,7 +146,9 @@ def test_a_bad_value_is_told_with_what_is_allowed(option: str, value: str, expec
         ("timeToLiveMillis", "5", "expected int >= 60000"),
     ],
 )
-def test_a_bad_value_of_a_write_too(option: str, value: str, expected: str) -> None:
+def test_bad_value_of_a_write_is_refused_with_allowed_values(
+    option: str, value: str, expected: str
+) -> None:
     assert problem(WriteOptions, **{option: value}) == f"option {option} is {value!r}: {expected}"
 
 
@@ -152,10 +156,10 @@ def test_a_bad_value_of_a_write_too(option: str, value: str, expected: str) -> N
     ("value", "tls"),
     [(None, None), ("true", True), ("False", False), ("ca.pem", "ca.pem"), ("", "")],
 )
-def test_tls_is_a_switch_or_a_file(value: str | None, tls: object) -> None:
+def test_tls_is_a_boolean_or_a_file(value: str | None, tls: object) -> None:
     assert BrokerOptions(tls=value).endpoint_options().tls == tls
 
 
-def test_where_the_broker_is_goes_to_the_search() -> None:
+def test_endpoint_options_have_the_address() -> None:
     search = BrokerOptions(host="h", port="1", token="t", root="r").endpoint_options()
     assert (search.host, search.port, search.token, search.root) == ("h", "1", "t", "r")

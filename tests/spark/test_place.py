@@ -1,4 +1,4 @@
-"""One place for the driver and every task, wherever it runs and whatever its environment says."""
+"""The broker's address on the driver and in tasks, on other machines and in other environments."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import BrokerProcess, clean_environment, running
 
 @pytest.fixture(autouse=True)
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A machine on which there is nothing: no broker, no configuration."""
+    """A home directory and an environment without a broker or configuration."""
     for name in os.environ.keys() - clean_environment().keys():
         monkeypatch.delenv(name)
     home = tmp_path / "home"
@@ -41,10 +41,10 @@ def broker(tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 def find(**options: Any) -> Place:
-    """As a task gets it."""
+    """Finds a place, and returns the copy that a task receives."""
     place = Place.find(BrokerOptions(**options))
-    handed: Place = pickle.loads(pickle.dumps(place))
-    return handed
+    copy: Place = pickle.loads(pickle.dumps(place))
+    return copy
 
 
 def on_another_machine(place: Place) -> Place:
@@ -56,35 +56,35 @@ def reaches(place: Place, broker: BrokerProcess, **choices: bool) -> bool:
         return client.port == broker.port and client.list_streams() == []
 
 
-def test_what_the_options_say_leads_to_the_broker(broker: BrokerProcess) -> None:
+def test_options_lead_to_the_broker(broker: BrokerProcess) -> None:
     place = find(host="127.0.0.1", port=str(broker.port), token=broker.token)
 
     assert reaches(place, broker)
     assert reaches(on_another_machine(place), broker)
 
 
-def test_what_the_environment_says_is_handed_over(
+def test_address_from_the_environment_is_passed_to_tasks(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("STREAM_MANAGER_SERVER_PORT", str(broker.port))
     monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", broker.token)
     place = find()
     monkeypatch.setenv("STREAM_MANAGER_SERVER_PORT", "1")
-    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "of somebody else")
+    monkeypatch.setenv("AWS_CONTAINER_AUTHORIZATION_TOKEN", "another")
     monkeypatch.setenv("PENSTOCK_TLS_CA", "/nowhere")
 
     assert reaches(place, broker)
     assert reaches(on_another_machine(place), broker)
 
 
-def test_the_token_of_a_root_is_handed_over(broker: BrokerProcess) -> None:
+def test_token_of_a_root_is_passed_to_tasks(broker: BrokerProcess) -> None:
     place = find(root=str(broker.root))
 
     assert reaches(place, broker)
     assert reaches(on_another_machine(place), broker)
 
 
-def test_a_root_is_the_same_in_another_directory(
+def test_relative_root_is_resolved_on_the_driver(
     broker: BrokerProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     place = find(root="root")
@@ -93,7 +93,7 @@ def test_a_root_is_the_same_in_another_directory(
     assert reaches(place, broker)
 
 
-def test_a_root_leads_to_a_broker_that_came_back_on_another_port(broker: BrokerProcess) -> None:
+def test_root_leads_to_a_broker_restarted_on_another_port(broker: BrokerProcess) -> None:
     place = find(root=str(broker.root))
     before = broker.port
     broker.stop()
@@ -120,21 +120,19 @@ def test_wait_retries_until_the_broker_has_restarted(broker: BrokerProcess) -> N
     assert reached == [True, True, True]
 
 
-def test_who_waits_is_told_why_once(
-    broker: BrokerProcess, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_wait_logs_the_reason_once(broker: BrokerProcess, caplog: pytest.LogCaptureFixture) -> None:
     place = find(port=str(broker.port), token=broker.token, reconnect_timeout=2)
     broker.stop()
 
     with pytest.raises(ConnectionRefusedError):
         place.connect(wait=True)
     assert [message for name, _, message in caplog.record_tuples if "place" in name] == [
-        f"no stream manager answers on 127.0.0.1:{broker.port}: Connection refused; trying again "
-        "for 2 s"
+        f"no stream manager answers on 127.0.0.1:{broker.port}: Connection refused; retrying for "
+        "2 s"
     ]
 
 
-def test_one_who_is_not_hears_of_it_at_once(broker: BrokerProcess) -> None:
+def test_connect_without_wait_fails_immediately(broker: BrokerProcess) -> None:
     place = find(port=str(broker.port), token=broker.token)
     broker.stop()
 
@@ -142,7 +140,7 @@ def test_one_who_is_not_hears_of_it_at_once(broker: BrokerProcess) -> None:
         place.connect()
 
 
-def test_patience_ends(broker: BrokerProcess) -> None:
+def test_wait_ends_after_reconnect_timeout(broker: BrokerProcess) -> None:
     place = find(port=str(broker.port), token=broker.token, reconnect_timeout=0.2)
     broker.stop()
 
@@ -150,24 +148,24 @@ def test_patience_ends(broker: BrokerProcess) -> None:
         place.connect(wait=True)
 
 
-def test_a_token_that_is_refused_is_not_tried_again(broker: BrokerProcess) -> None:
+def test_refused_token_is_not_retried(broker: BrokerProcess) -> None:
     place = find(port=str(broker.port), token="unknown", reconnect_timeout=1e9)
 
     with pytest.raises(ConnectFailedException, match="token"):
         place.connect(wait=True)
 
 
-def test_a_root_that_nobody_serves_is_an_error(tmp_path: Path) -> None:
+def test_root_without_a_broker_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ConnectionRefusedError, match="no stream manager serves"):
         find(root=str(tmp_path))
 
 
-def test_what_makes_no_sense_is_an_error() -> None:
+def test_invalid_port_is_an_error() -> None:
     with pytest.raises(SettingError, match="port is 'eighty'"):
         find(port="eighty")
 
 
-def test_the_token_is_not_written_into_logs(broker: BrokerProcess) -> None:
+def test_repr_does_not_show_the_token(broker: BrokerProcess) -> None:
     place = find(root=str(broker.root))
 
     assert repr(place) == str(place) == f"<Place 127.0.0.1:{broker.port}>"
@@ -178,7 +176,7 @@ def test_the_token_is_not_written_into_logs(broker: BrokerProcess) -> None:
 
 @pytest.fixture
 def with_tls(home: Path, tmp_path: Path) -> Iterator[BrokerProcess]:
-    """A broker on 127.0.0.1 with a certificate that is signed by itself, in `tls.crt`."""
+    """A broker on 127.0.0.1 with a self-signed certificate in `tls.crt`."""
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "penstock test")])
     now = dt.datetime.now(dt.UTC)
@@ -207,7 +205,7 @@ def with_tls(home: Path, tmp_path: Path) -> Iterator[BrokerProcess]:
 
 
 @pytest.mark.parametrize("how", ["option", "environment"])
-def test_a_certificate_that_is_named_is_trusted_by_tasks(
+def test_configured_certificate_is_trusted_by_tasks(
     how: str, with_tls: BrokerProcess, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = str(tmp_path / "tls.crt")
@@ -222,10 +220,10 @@ def test_a_certificate_that_is_named_is_trusted_by_tasks(
     assert reaches(on_another_machine(place), with_tls)
 
 
-def test_the_certificate_of_a_root_is_trusted_by_tasks(with_tls: BrokerProcess) -> None:
+def test_certificate_of_a_root_is_trusted_by_tasks(with_tls: BrokerProcess) -> None:
     assert reaches(find(root=str(with_tls.root)), with_tls)
 
 
-def test_a_certificate_that_tasks_cannot_know_is_an_error(with_tls: BrokerProcess) -> None:
-    with pytest.raises(SettingError, match=r"name it with option tls, .* with option root"):
+def test_certificate_that_tasks_cannot_find_is_an_error(with_tls: BrokerProcess) -> None:
+    with pytest.raises(SettingError, match=r"set option tls to the certificate, or option root"):
         find()

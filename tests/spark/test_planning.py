@@ -1,4 +1,4 @@
-"""Pieces and tasks: every message once and in order, however they are cut."""
+"""Plans of pieces and tasks, which contain each message once and in order."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def numbers(pieces: Iterable[Piece]) -> list[tuple[str, int]]:
 
 @st.composite
 def logs(draw: st.DrawFn) -> list[SegmentSummary]:
-    """Segments that join, as those of a stream do; also one that is lost."""
+    """Consecutive segments of a stream, including lost ones."""
     first = draw(st.integers(0, 1000))
     segments = []
     for count in draw(st.lists(st.integers(1, 50), min_size=1, max_size=8)):
@@ -58,14 +58,14 @@ def logs(draw: st.DrawFn) -> list[SegmentSummary]:
 
 @settings(deadline=None)
 @given(logs(), st.data())
-def test_pieces_hold_exactly_what_is_asked_for(
+def test_pieces_cover_exactly_the_requested_messages(
     segments: list[SegmentSummary], data: st.DataObject
 ) -> None:
     around = st.integers(segments[0].first - 5, segments[-1].end + 5)
     first, end = data.draw(around), data.draw(around)
     pieces = plan(segments, first, end)
-    asked = range(max(first, segments[0].first), min(end, segments[-1].end))
-    assert [number for _, number in numbers(pieces)] == list(asked)
+    requested = range(max(first, segments[0].first), min(end, segments[-1].end))
+    assert [number for _, number in numbers(pieces)] == list(requested)
     for piece in pieces:
         assert piece.segment in segments
         assert piece.segment.first <= piece.first < piece.end <= piece.segment.end
@@ -73,7 +73,7 @@ def test_pieces_hold_exactly_what_is_asked_for(
 
 @settings(deadline=None)
 @given(logs(), st.integers(-5, 30), st.integers(-5, 30))
-def test_segments_of_other_times_are_left_out_and_no_more(
+def test_only_segments_of_other_times_are_skipped(
     segments: list[SegmentSummary], start: int, end: int
 ) -> None:
     times = TimeRange(start, end)
@@ -88,9 +88,9 @@ def test_segments_of_other_times_are_left_out_and_no_more(
     assert all(piece.times == times for piece in pieces)
 
 
-def test_a_stream_in_memory_has_no_root() -> None:
-    there = location([segment(0, 5, 10)], has_files=False)
-    (piece,) = plan_pieces("s", "id", there, 0, 5)
+def test_memory_stream_has_no_root() -> None:
+    in_memory = location([segment(0, 5, 10)], has_files=False)
+    (piece,) = plan_pieces("s", "id", in_memory, 0, 5)
     assert (piece.stream, piece.stream_id, piece.root) == ("s", "id", None)
     (piece,) = plan([segment(0, 5, 10)], 0, 5)
     assert (piece.root, piece.instance) == ("/root", "instance")
@@ -102,7 +102,7 @@ def test_a_stream_in_memory_has_no_root() -> None:
     st.integers(1, 200),
     st.integers(1, 64),
 )
-def test_every_message_is_in_one_task_and_in_order(
+def test_each_message_is_in_one_task_and_in_order(
     streams: list[tuple[str, list[SegmentSummary]]], min_partitions: int, cores: int
 ) -> None:
     pieces = [
@@ -116,18 +116,18 @@ def test_every_message_is_in_one_task_and_in_order(
     assert all(piece.first < piece.end for task in tasks for piece in task.pieces)
 
 
-def test_nothing_to_read_needs_no_task() -> None:
+def test_no_pieces_need_no_task() -> None:
     assert plan_tasks(PLACE, [], 5, 2) == []
 
 
-def test_little_is_one_task() -> None:
+def test_little_data_is_one_task() -> None:
     pieces = plan([segment(0, 10, 1000), segment(10, 20, MEBIBYTE)], 0, 20)
     (task,) = plan_tasks(PLACE, pieces, 1, cores=8)
     assert task.pieces == pieces
 
 
 @pytest.mark.parametrize("cores", [1, 2, 3, 8])
-def test_much_is_as_many_tasks_for_each_core(cores: int) -> None:
+def test_much_data_is_the_same_number_of_tasks_for_each_core(cores: int) -> None:
     size = 16 * MEBIBYTE
     segments = [segment(n * 1000, (n + 1) * 1000, size) for n in range(96)]
     tasks = plan_tasks(PLACE, plan(segments, 0, 96_000), 1, cores)
@@ -137,14 +137,14 @@ def test_much_is_as_many_tasks_for_each_core(cores: int) -> None:
     assert max(costs) <= 1.5 * min(costs)
 
 
-def test_segments_stay_whole_as_long_as_a_task_holds_them() -> None:
+def test_segments_that_fit_a_task_are_not_cut() -> None:
     segments = [segment(n * 1000, (n + 1) * 1000, 16 * MEBIBYTE) for n in range(32)]
     tasks = plan_tasks(PLACE, plan(segments, 0, 32_000), 1, cores=3)
     assert len(tasks) == 3
     assert [piece.segment for task in tasks for piece in task.pieces] == segments
 
 
-def test_a_large_segment_is_shared_by_the_cores() -> None:
+def test_large_segment_is_divided_between_cores() -> None:
     pieces = plan([segment(0, 1000, 1024 * MEBIBYTE)], 0, 1000)
     tasks = plan_tasks(PLACE, pieces, 1, cores=4)
     assert [slices(task.pieces) for task in tasks] == [
@@ -158,7 +158,7 @@ def test_a_large_segment_is_shared_by_the_cores() -> None:
     st.integers(1, 100),
     st.integers(1, 8),
 )
-def test_there_are_as_many_tasks_as_are_asked_for(
+def test_min_partitions_is_honoured(
     sizes: list[tuple[int, int]], min_partitions: int, cores: int
 ) -> None:
     pieces = [
@@ -169,31 +169,31 @@ def test_there_are_as_many_tasks_as_are_asked_for(
     assert len(plan_tasks(PLACE, pieces, min_partitions, cores)) >= min_partitions
 
 
-def test_few_messages_are_shared_out_one_by_one() -> None:
+def test_few_messages_are_divided_into_single_messages() -> None:
     tasks = plan_tasks(PLACE, plan([segment(0, 4, 400)], 0, 4), 4, 2)
     assert [slices(task.pieces) for task in tasks] == [[(0, 1)], [(1, 2)], [(2, 3)], [(3, 4)]]
     tasks = plan_tasks(PLACE, plan([segment(0, 4, 400)], 0, 4), 100, 2)
     assert len(tasks) == 4
 
 
-def test_pieces_below_a_share_are_not_put_together_beyond_it() -> None:
+def test_min_partitions_is_honoured_with_small_segments() -> None:
     segments = [segment(n * 10, n * 10 + 10, 6000) for n in range(10)]
     tasks = plan_tasks(PLACE, plan(segments, 0, 100), 6, 2)
     assert len(tasks) >= 6
 
 
-def test_a_lost_segment_costs_nothing_however_many_numbers_it_has() -> None:
+def test_lost_segment_costs_nothing() -> None:
     segments = [segment(0, 10, 1000), segment(10, 2**31, 0), segment(2**31, 2**31 + 10, 1000)]
     (task,) = plan_tasks(PLACE, plan(segments, 0, 2**32), 1, 8)
     assert slices(task.pieces) == [(0, 10), (10, 2**31), (2**31, 2**31 + 10)]
 
 
-def test_only_a_lost_segment_is_a_task_too() -> None:
+def test_lost_segment_alone_is_a_task() -> None:
     tasks = plan_tasks(PLACE, plan([segment(0, 10, 0)], 0, 10), 3, 2)
     assert [slices(task.pieces) for task in tasks] == [[(0, 10)]]
 
 
-def test_a_task_gets_to_where_it_runs_and_shows_what_it_reads() -> None:
+def test_task_can_be_pickled_and_shows_its_slices() -> None:
     pieces = plan([segment(0, 10, 1000), segment(10, 20, 1000)], 5, 15)
     task = pickle.loads(pickle.dumps(ReadTask(PLACE, pieces)))
     assert (task.place, task.pieces) == (PLACE, pieces)

@@ -1,7 +1,7 @@
-"""A DataFrame that several queries use: each of them has exactly its own rows.
+"""Several queries of one DataFrame, each of which returns exactly its own rows.
 
-Spark keeps one plan of a Python data source for all queries of one load(). Nothing of one query may
-be left in it for the next.
+Spark keeps one plan of a Python data source for all queries of one load(), so a query must not
+change that plan.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812 - the usual name
 
 from penstock import StreamManagerClient
+from tests.spark.channel_files import fill
 from tests.spark.queries import Batches, running
 from tests.spark.rows import Row, messages_of, rows_of
-from tests.spark.test_channels import fill
 
 Create = Callable[..., str]
 Read = Callable[..., DataFrame]
@@ -40,7 +40,7 @@ def stream(create: Create, client: StreamManagerClient) -> str:
 
 @pytest.fixture
 def messages(stream: str, client: StreamManagerClient) -> list[Row]:
-    """The plain list that every query is compared with."""
+    """The expected rows."""
     return messages_of(client, stream)
 
 
@@ -50,7 +50,7 @@ def frame(stream: str, read: Read) -> DataFrame:
     return read(stream)
 
 
-def test_a_filter_does_not_stay_for_later_queries(frame: DataFrame, messages: list[Row]) -> None:
+def test_filter_does_not_affect_later_queries(frame: DataFrame, messages: list[Row]) -> None:
     few = frame.where(FEW)
     assert frame.count() == COUNT
     assert few.count() == 10
@@ -61,18 +61,14 @@ def test_a_filter_does_not_stay_for_later_queries(frame: DataFrame, messages: li
     assert rows_of(frame) == messages
 
 
-def test_a_filter_does_not_stay_where_pushdown_is_enabled(
+def test_filter_does_not_affect_later_queries_with_pushdown(
     spark: SparkSession, frame: DataFrame, messages: list[Row]
 ) -> None:
-    """Another data source of the session may need it."""
-    setting = "spark.sql.python.filterPushdown.enabled"
-    spark.conf.set(setting, "true")
-    try:
-        assert rows_of(frame.where(FEW)) == messages[:10]
-        assert rows_of(frame) == messages
-        assert sorted(rows_of(frame.where(FEW).union(frame))) == sorted(messages + messages[:10])
-    finally:
-        spark.conf.unset(setting)
+    """Another data source of the session may require pushdown."""
+    spark.conf.set("spark.sql.python.filterPushdown.enabled", "true")
+    assert rows_of(frame.where(FEW)) == messages[:10]
+    assert rows_of(frame) == messages
+    assert sorted(rows_of(frame.where(FEW).union(frame))) == sorted(messages + messages[:10])
 
 
 def test_explain_changes_no_rows(frame: DataFrame, messages: list[Row]) -> None:
@@ -80,7 +76,9 @@ def test_explain_changes_no_rows(frame: DataFrame, messages: list[Row]) -> None:
     assert rows_of(frame) == messages
 
 
-def test_filters_on_every_column_do_not_stay(frame: DataFrame, messages: list[Row]) -> None:
+def test_filters_on_every_column_do_not_affect_later_queries(
+    frame: DataFrame, messages: list[Row]
+) -> None:
     middle = messages[50].ingest_time
     by_time = frame.where(f"ingest_time >= timestamp_millis({middle})")
     assert rows_of(by_time) == [row for row in messages if row.ingest_time >= middle]
@@ -90,7 +88,7 @@ def test_filters_on_every_column_do_not_stay(frame: DataFrame, messages: list[Ro
     assert rows_of(frame) == messages
 
 
-def test_queries_with_several_filtered_scans(
+def test_several_filtered_scans_in_a_query_are_independent(
     spark: SparkSession, frame: DataFrame, messages: list[Row]
 ) -> None:
     few, last = frame.where(FEW), frame.where(LAST)
@@ -115,17 +113,13 @@ def test_queries_with_several_filtered_scans(
 
 def test_cached_frames_keep_their_own_rows(frame: DataFrame, messages: list[Row]) -> None:
     few = frame.where(FEW).cache()
-    try:
-        assert few.count() == 10
-        assert rows_of(frame) == messages
-        frame.cache()
-        assert rows_of(frame.where(LAST)) == messages[95:]
-        assert rows_of(frame) == messages
-        frame.unpersist()
-        assert rows_of(few) == messages[:10]
-    finally:
-        few.unpersist()
-        frame.unpersist()
+    assert few.count() == 10
+    assert rows_of(frame) == messages
+    frame.cache()
+    assert rows_of(frame.where(LAST)) == messages[95:]
+    assert rows_of(frame) == messages
+    frame.unpersist()
+    assert rows_of(few) == messages[:10]
 
 
 def test_threads_share_a_frame(frame: DataFrame, messages: list[Row]) -> None:
@@ -139,7 +133,7 @@ def test_threads_share_a_frame(frame: DataFrame, messages: list[Row]) -> None:
     assert found == [messages[first:end] for first, end in bounds]
 
 
-def test_a_loaded_frame_keeps_the_messages_of_its_first_query(
+def test_frame_keeps_the_messages_of_its_first_query(
     stream: str, read: Read, client: StreamManagerClient, messages: list[Row]
 ) -> None:
     frame = read(stream)
@@ -150,7 +144,7 @@ def test_a_loaded_frame_keeps_the_messages_of_its_first_query(
     assert rows_of(read(stream)) == messages_of(client, stream)
 
 
-def test_messages_that_are_gone_by_a_later_query_are_a_loss(
+def test_messages_removed_before_a_later_query_are_a_loss(
     create: Create, read: Read, client: StreamManagerClient
 ) -> None:
     stream = create("small", stream_segment_size=1024, max_size=4096)
@@ -191,7 +185,7 @@ def test_streaming_queries_share_frames(
     assert everything.rows == messages
 
 
-def test_a_channel_is_reused(spark: SparkSession, tmp_path: Path) -> None:
+def test_queries_share_a_frame_of_a_channel(spark: SparkSession, tmp_path: Path) -> None:
     fill(tmp_path, "farm", 0, 30)
     frame = spark.read.format("penstock").options(channel="farm", root=str(tmp_path)).load()
     few = frame.where(FEW)

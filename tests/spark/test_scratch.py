@@ -1,4 +1,4 @@
-"""The directory that a pipeline has while it runs."""
+"""The temporary directory of a pipeline."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from penstock.spark.scratch import make_scratch
 
 
-def test_directory_is_removed_with_its_pipeline_or_by_a_later_one(
+def test_directory_is_removed_by_its_pipeline_or_a_later_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -31,7 +31,7 @@ def test_directory_is_removed_with_its_pipeline_or_by_a_later_one(
     )
     left = Path(killed.stdout.strip())
     assert left.is_dir()
-    # Of somebody else, of a process that runs, and of nobody in particular.
+    # Directories of another user, of a running process, and without a process id.
     others = [tmp_path / f"penstock-pipeline-{name}" for name in ("1-x", f"{os.getpid()}-x", "x")]
     for other in others:
         other.mkdir()

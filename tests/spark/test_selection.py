@@ -1,4 +1,4 @@
-"""Names, patterns and positions as the options of a query give them."""
+"""Parsing of names, patterns and positions in options."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ STREAM = StreamPosition("a", "1", 10, 20)
         ('["[ab]*", "c"]', ["[ab]*", "c"]),
     ],
 )
-def test_streams_are_named_one_by_one_or_by_pattern(text: str, streams: list[str]) -> None:
+def test_streams_are_named_singly_or_by_pattern(text: str, streams: list[str]) -> None:
     assert parse_streams(text) == streams
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", ",", "a,", '["a"', '["a"]]', '["a", 1]', '["a", ""]'])
-def test_a_list_that_is_none_is_an_error_that_shows_it(text: str) -> None:
+def test_invalid_list_is_an_error_that_shows_it(text: str) -> None:
     with pytest.raises(SettingError, match=r"^option stream is") as caught:
         parse_streams(text)
     assert repr(text) in str(caught.value)
 
 
-def test_a_stream_that_was_named_has_to_be_there() -> None:
+def test_named_stream_must_exist() -> None:
     require_found(["a"], [STREAM])
     with pytest.raises(ResourceNotFoundException, match=r"'b' does not exist"):
         require_found(["a", "b"], [STREAM])
 
 
 @pytest.mark.parametrize("pattern", ["x*", "x?", "[x]"])
-def test_a_pattern_may_match_none(pattern: str) -> None:
+def test_pattern_may_match_no_stream(pattern: str) -> None:
     require_found([pattern], [])
 
 
@@ -51,18 +51,18 @@ def test_a_pattern_may_match_none(pattern: str) -> None:
     ("text", "number"),
     [("earliest", 10), ("latest", 20), ("0", 0), ("15", 15), (" 99 ", 99), (str(INT64_MAX), None)],
 )
-def test_one_position_is_for_all_streams(text: str, number: int | None) -> None:
+def test_single_position_applies_to_all_streams(text: str, number: int | None) -> None:
     expected = INT64_MAX if number is None else number
     assert Positions.parse("startingPosition", text, "latest").resolve(STREAM) == expected
 
 
 @pytest.mark.parametrize(("default", "number"), [("earliest", 10), ("latest", 20), (7, 7)])
-def test_without_a_position_the_default_counts(default: str, number: int) -> None:
+def test_default_applies_without_a_position(default: str, number: int) -> None:
     positions = Positions.parse("startingPosition", None, default)  # type: ignore[arg-type]
     assert positions.resolve(STREAM) == number
 
 
-def test_streams_can_have_a_position_each() -> None:
+def test_each_stream_can_have_a_position() -> None:
     text = '{"a": 12, "b": "earliest", "c": "latest", "d": "3"}'
     positions = Positions.parse("startingPosition", text, "latest")
     found = [positions.resolve(StreamPosition(name, "1", 10, 20)) for name in "abcde"]
@@ -73,26 +73,26 @@ def test_streams_can_have_a_position_each() -> None:
     "text",
     ["", "Earliest", "-1", "1.0", "1_000", "+5", "٣", "first", str(INT64_MAX + 1), "9" * 5000],
 )
-def test_anything_else_is_no_position(text: str) -> None:
+def test_invalid_position_is_refused(text: str) -> None:
     with pytest.raises(SettingError, match=r"^option endingPosition is .*: expected earliest"):
         Positions.parse("endingPosition", text, "latest")
 
 
 @pytest.mark.parametrize("value", ["-1", "1.5", "1.0", "true", "false", "null", "[1]", "{}", '"x"'])
-def test_anything_else_is_no_position_of_one_stream(value: str) -> None:
+def test_invalid_position_of_one_stream_is_refused(value: str) -> None:
     with pytest.raises(SettingError, match=r"^option endingPosition of a is"):
         Positions.parse("endingPosition", f'{{"a": {value}}}', "latest")
 
 
-def test_broken_json_is_shown() -> None:
+def test_invalid_json_is_shown() -> None:
     with pytest.raises(SettingError, match=r"^option startingPosition is '\{\"a\": 1': not JSON"):
         Positions.parse("startingPosition", '{"a": 1', "latest")
 
 
-def test_a_position_of_a_stream_that_is_not_read_is_a_mistake() -> None:
+def test_position_of_another_stream_is_refused() -> None:
     positions = Positions.parse("startingPosition", '{"a": 1, "b": 2}', "latest")
     positions.require_known([STREAM, StreamPosition("b", "2", 0, 0)])
-    with pytest.raises(SettingError, match=r"startingPosition names 'b', .* streams: a$"):
+    with pytest.raises(SettingError, match=r"startingPosition names 'b', .* expected one of a$"):
         positions.require_known([STREAM])
-    with pytest.raises(SettingError, match=r"there are none yet$"):
+    with pytest.raises(SettingError, match=r"\(no streams exist\)$"):
         positions.require_known([])

@@ -11,26 +11,26 @@ from penstock.spark.source import SCHEMA, PenstockDataSource
 from penstock.spark.streaming import PenstockStreamReader
 
 
-def test_each_kind_of_query_has_its_reader() -> None:
+def test_each_kind_of_query_has_a_reader() -> None:
     source = PenstockDataSource({"stream": "s"})
     assert isinstance(source.reader(SCHEMA), PenstockReader)
     assert isinstance(source.streamReader(SCHEMA), PenstockStreamReader)
 
 
-def test_a_name_that_nobody_knows_is_refused_before_anything_else() -> None:
-    with pytest.raises(SettingError, match=r"there is no option streem: did you mean stream\?"):
+def test_unknown_option_is_refused_first() -> None:
+    with pytest.raises(SettingError, match=r"unknown option streem: did you mean stream\?"):
         PenstockDataSource({"streem": "s"})
 
 
-def test_a_schema_of_the_users_own_is_refused() -> None:
+def test_user_schema_is_refused() -> None:
     other = StructType([StructField("temperature", LongType())])
     source = PenstockDataSource({"stream": "s"})
-    for make in (source.reader, source.streamReader):
+    for create in (source.reader, source.streamReader):
         with pytest.raises(SettingError, match="parse payloads with from_json"):
-            make(other)
+            create(other)
 
 
-def test_spark_can_send_it_to_where_it_is_needed() -> None:
+def test_source_and_readers_can_be_pickled() -> None:
     source = PenstockDataSource({"stream": "s"})
-    for thing in (source, source.reader(SCHEMA), source.streamReader(SCHEMA)):
-        assert type(pickle.loads(pickle.dumps(thing))) is type(thing)
+    for each in (source, source.reader(SCHEMA), source.streamReader(SCHEMA)):
+        assert type(pickle.loads(pickle.dumps(each))) is type(each)

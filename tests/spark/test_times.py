@@ -25,7 +25,7 @@ NOON = 1_767_268_800_000
         ("1969-12-31T23:59:59Z", -1000),
     ],
 )
-def test_a_timestamp_is_milliseconds_or_iso_8601(text: str, millis: int) -> None:
+def test_timestamp_is_milliseconds_or_iso_8601(text: str, millis: int) -> None:
     assert parse_timestamp("startingTimestamp", text) == millis
 
 
@@ -37,7 +37,7 @@ def test_a_timestamp_is_milliseconds_or_iso_8601(text: str, millis: int) -> None
         ("1969-12-31T23:59:59.9995Z", 0),
     ],
 )
-def test_a_time_between_two_milliseconds_is_rounded_up(text: str, millis: int) -> None:
+def test_fraction_of_a_millisecond_is_rounded_up(text: str, millis: int) -> None:
     assert parse_timestamp("endingTimestamp", text) == millis
 
 
@@ -60,12 +60,12 @@ def test_a_time_between_two_milliseconds_is_rounded_up(text: str, millis: int) -
         '{"a": 1}',
     ],
 )
-def test_anything_else_is_an_error_that_shows_what_is_allowed(text: str) -> None:
+def test_invalid_timestamp_is_refused_with_allowed_forms(text: str) -> None:
     with pytest.raises(SettingError, match=r"^option startingTimestamp is .*: expected millis"):
         parse_timestamp("startingTimestamp", text)
 
 
-def test_a_range_includes_its_start_and_not_its_end() -> None:
+def test_range_is_parsed_from_both_options() -> None:
     assert TimeRange.parse(None, None) == ALL_TIMES
     assert TimeRange.parse("5", None) == TimeRange(start=5)
     assert TimeRange.parse(None, "7") == TimeRange(end=7)
@@ -73,6 +73,6 @@ def test_a_range_includes_its_start_and_not_its_end() -> None:
     assert TimeRange.parse("5", "5") == TimeRange(5, 5)
 
 
-def test_a_start_after_the_end_is_an_error() -> None:
-    with pytest.raises(SettingError, match="'8', which is after endingTimestamp '7'"):
+def test_start_after_the_end_is_an_error() -> None:
+    with pytest.raises(SettingError, match="is '8', and endingTimestamp is '7'"):
         TimeRange.parse("8", "7")

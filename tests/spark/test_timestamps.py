@@ -1,8 +1,9 @@
-"""Reads that are bounded by ingest times, of streams whose clock was set back."""
+"""Reads within ingest times, of streams whose clock was set back."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from tests.spark.rows import Row, count_scanned, messages_of, rows_of
 from tests.support import BrokerProcess
 
 BASE = 1_767_268_800_000
-# Milliseconds from BASE, a segment of four messages a line. The clock is set back twice.
+# Milliseconds from BASE, with a segment of four messages in each line. The clock is set back twice.
 CLOCK = [
     [0, 1, 2, 3],
     [4, 4, 6, 7],
@@ -39,10 +40,9 @@ AROUND = range(BASE - 1, max(TIMES) + 3)
 ReadTimes = Callable[..., DataFrame]
 
 
-@pytest.fixture(scope="module")
-def clock_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
-    """A broker with the streams `back` and `back-too`, stored at the times of CLOCK."""
-    root = tmp_path_factory.mktemp("timestamps") / "root"
+@contextmanager
+def running_clock_broker(root: Path) -> Iterator[BrokerProcess]:
+    """Runs a broker with the streams `back` and `back-too`, stored at the times of CLOCK."""
     store = Store(root)
     for name in ("back", "back-too"):
         definition = MessageStreamDefinition(name=name, stream_segment_size=1024)
@@ -56,6 +56,13 @@ def clock_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerPro
 
 
 @pytest.fixture(scope="module")
+def clock_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """A shared broker, whose streams tests do not change."""
+    with running_clock_broker(tmp_path_factory.mktemp("timestamps") / "root") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
 def messages(clock_broker: BrokerProcess) -> list[Row]:
     with StreamManagerClient(root=clock_broker.root) as client:
         found = messages_of(client, "back")
@@ -63,12 +70,11 @@ def messages(clock_broker: BrokerProcess) -> list[Row]:
     return found
 
 
-@pytest.fixture
-def segment_files(clock_broker: BrokerProcess) -> list[Path]:
-    """The data files of `back`, oldest first."""
-    with InternalClient(root=clock_broker.root) as client:
+def list_segment_files(broker: BrokerProcess) -> list[Path]:
+    """Returns the data files of `back`, oldest first."""
+    with InternalClient(root=broker.root) as client:
         (position,) = client.watch_streams(["back"])
-    files = sorted((clock_broker.root / "streams" / position.stream_id).glob("*.data"))
+    files = sorted((broker.root / "streams" / position.stream_id).glob("*.data"))
     assert [int(path.stem) for path in files] == list(range(0, len(TIMES), 4))
     return files
 
@@ -114,7 +120,7 @@ def numbers_between(start: int, end: int) -> list[int]:
 
 @pytest.mark.usefixtures("messages")
 @pytest.mark.parametrize("via", ["files", "wire"])
-def test_exactly_the_messages_of_the_times_are_read(
+def test_only_messages_within_times_are_read(
     via: str, reader: Callable[..., PenstockReader]
 ) -> None:
     for start in AROUND:
@@ -127,7 +133,7 @@ def test_exactly_the_messages_of_the_times_are_read(
             assert numbers_in(reader(via=via, **bounds)) == numbers_between(start, end)
 
 
-def test_a_time_and_a_position_bound_a_read_together(
+def test_time_and_position_bound_a_read_together(
     reader: Callable[..., PenstockReader],
 ) -> None:
     bounded = reader(starting_timestamp=str(BASE + 7), ending_position="17")
@@ -137,19 +143,17 @@ def test_a_time_and_a_position_bound_a_read_together(
 
 
 def test_segments_of_other_times_are_not_opened(
-    reader: Callable[..., PenstockReader], segment_files: list[Path]
+    reader: Callable[..., PenstockReader], tmp_path: Path
 ) -> None:
-    kept = [path.read_bytes() for path in segment_files]
     bounds = {"starting_timestamp": str(BASE + 9), "ending_timestamp": str(BASE + 13)}
-    try:
-        for path in (*segment_files[:4], segment_files[6]):
+    with running_clock_broker(tmp_path / "root") as broker:
+        files = list_segment_files(broker)
+        for path in (*files[:4], files[6]):
             path.write_bytes(b"rubbish")
-        assert numbers_in(reader(**bounds)) == numbers_between(BASE + 9, BASE + 13)
+        root = str(broker.root)
+        assert numbers_in(reader(root=root, **bounds)) == numbers_between(BASE + 9, BASE + 13)
         with pytest.raises(DataLossError, match="cannot be read"):
-            numbers_in(reader())
-    finally:
-        for path, data in zip(segment_files, kept, strict=True):
-            path.write_bytes(data)
+            numbers_in(reader(root=root))
 
 
 def test_times_apply_to_each_stream_of_a_query(
@@ -173,19 +177,19 @@ def test_times_apply_to_each_stream_of_a_query(
     [
         (
             {"starting_position": "5", "starting_timestamp": "5"},
-            "there are options startingPosition and startingTimestamp: expected one of them",
+            "options startingPosition and startingTimestamp are both set: expected one of them",
         ),
         (
             {"ending_position": "latest", "ending_timestamp": "5"},
-            "there are options endingPosition and endingTimestamp: expected one of them",
+            "options endingPosition and endingTimestamp are both set: expected one of them",
         ),
         (
             {"starting_timestamp": "6", "ending_timestamp": "5"},
-            "option startingTimestamp is '6', which is after endingTimestamp '5'",
+            "option startingTimestamp is '6', and endingTimestamp is '5'",
         ),
         (
             {"starting_position": "6", "ending_position": "5"},
-            "option startingPosition is 6 for stream 'back', which is above endingPosition 5",
+            "option startingPosition is 6 for stream 'back', and endingPosition is 5",
         ),
         ({"ending_timestamp": "soon"}, "option endingTimestamp is 'soon': expected milliseconds"),
     ],
@@ -205,7 +209,7 @@ def first_from(start: int) -> int:
 
 
 @pytest.mark.parametrize("via", ["files", "wire"])
-def test_a_query_begins_with_the_first_message_of_the_time(
+def test_query_starts_at_the_first_message_of_the_time(
     via: str, stream_reader: Callable[..., PenstockStreamReader]
 ) -> None:
     for start in AROUND:
@@ -213,7 +217,7 @@ def test_a_query_begins_with_the_first_message_of_the_time(
         assert begun["streams"]["back"]["next"] == first_from(start)
 
 
-def test_a_query_without_messages_of_the_time_begins_at_the_end(
+def test_query_without_messages_of_the_time_starts_at_the_end(
     stream_reader: Callable[..., PenstockStreamReader],
 ) -> None:
     later = AROUND[-1] + 1000
@@ -223,39 +227,40 @@ def test_a_query_without_messages_of_the_time_begins_at_the_end(
         stream_reader(now=later, starting_timestamp=str(later + 1)).initialOffset()
 
 
-def test_a_query_has_one_starting_bound(
+def test_two_starting_bounds_are_refused(
     stream_reader: Callable[..., PenstockStreamReader],
 ) -> None:
     with pytest.raises(SettingError, match="options startingPosition and startingTimestamp"):
         stream_reader(starting_timestamp="5", starting_position="earliest")
 
 
-def test_a_query_reads_on_from_the_time(
+def test_query_reads_from_the_time_across_runs(
     spark: SparkSession, clock_broker: BrokerProcess, messages: list[Row], tmp_path: Path
 ) -> None:
     source = spark.readStream.format("penstock").options(root=str(clock_broker.root))
     frame = source.options(stream="back", startingTimestamp=BASE + 8).load()
     batches = Batches()
     for _ in range(2):
-        # The second run begins where the first one ended.
+        # The second run continues from the end of the first one.
         with running(frame, tmp_path, batches, availableNow=True) as query:
             query.awaitTermination()
         assert batches.rows == messages[first_from(BASE + 8) :]
-    # Positions count from there on: a message that the clock set back is not left out.
+    # Later messages are read even if the clock was set back.
     assert min(row.ingest_time for row in batches.rows) < BASE + 8
 
 
-def test_a_memory_stream_is_bounded_by_times_too(
-    clock_broker: BrokerProcess, reader: Callable[..., PenstockReader]
+def test_times_bound_a_memory_stream(
+    broker: BrokerProcess, reader: Callable[..., PenstockReader], unique_name: str
 ) -> None:
-    with StreamManagerClient(root=clock_broker.root) as client:
+    root = str(broker.root)
+    with StreamManagerClient(root=broker.root) as client:
         definition = MessageStreamDefinition(
-            name="memory",
+            name=unique_name,
             persistence=Persistence.Memory,
             strategy_on_full=StrategyOnFull.RejectNewData,
         )
         client.create_message_stream(definition)
-        client.append_messages("memory", [b"1", b"2"])
-        (time, _) = (row.ingest_time for row in messages_of(client, "memory"))
-    assert numbers_in(reader(stream="memory", starting_timestamp=str(time))) == [0, 1]
-    assert numbers_in(reader(stream="memory", ending_timestamp=str(time))) == []
+        client.append_messages(unique_name, [b"1", b"2"])
+        (time, _) = (row.ingest_time for row in messages_of(client, unique_name))
+    assert numbers_in(reader(root=root, stream=unique_name, starting_timestamp=str(time))) == [0, 1]
+    assert numbers_in(reader(root=root, stream=unique_name, ending_timestamp=str(time))) == []

@@ -1,4 +1,4 @@
-"""The proxy for Spark's own page. The page itself is opened in the test of everything at once."""
+"""The proxy for the web page of Spark; `tests/integration/` tests the page itself."""
 
 from __future__ import annotations
 
@@ -81,10 +81,10 @@ def test_other_host_headers_are_refused(address: str, host: str) -> None:
     assert b"Authorization" not in response.read()
 
 
-def test_a_spark_that_does_not_answer_is_a_bad_gateway(address: str, upstream: HTTPServer) -> None:
+def test_unavailable_spark_is_a_bad_gateway(address: str, upstream: HTTPServer) -> None:
     upstream.socket.close()
     assert get(address, "/jobs/").status == 502
 
 
-def test_a_page_that_was_never_opened_is_closed() -> None:
+def test_page_that_was_never_opened_can_be_closed() -> None:
     SparkPage().close()

@@ -1,11 +1,11 @@
-"""Rows that Spark appends to streams: each one at least once, byte for byte, in order."""
+"""Appends of rows to streams: at least once, byte for byte, in order."""
 
 from __future__ import annotations
 
 import json
 import pickle
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -49,17 +49,17 @@ def texts(count: int) -> list[bytes]:
     return [str(number).encode() for number in range(count)]
 
 
-def refusal(error: type[PySparkException], action: Callable[[], object]) -> str:
-    """All that Spark tells of it: also where in the code, and how the query was planned."""
+def error_of(error: type[PySparkException], action: Callable[[], object]) -> str:
+    """Returns the message of the expected error, with Spark's context."""
     with pytest.raises(error) as caught:
         action()
     return str(caught.value)
 
 
-# What is written
+# Payloads
 
 
-def test_bytes_arrive_as_they_are_and_in_order(
+def test_bytes_are_stored_unchanged_and_in_order(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -70,7 +70,7 @@ def test_bytes_arrive_as_they_are_and_in_order(
     assert payloads(client, stream) == [payload for (payload,) in rows]
 
 
-def test_text_arrives_as_utf_8(
+def test_text_is_stored_as_utf_8(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -92,7 +92,7 @@ def test_each_task_keeps_the_order_of_its_rows(
     assert [number for number in stored if number >= 25_000] == list(range(25_000, 50_000))
 
 
-def test_other_columns_are_left_out(
+def test_other_columns_are_ignored(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -114,7 +114,7 @@ def test_whole_rows_are_written_as_json(
     ]
 
 
-def test_no_rows_are_no_messages(
+def test_empty_frame_appends_no_messages(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -124,7 +124,7 @@ def test_no_rows_are_no_messages(
     assert payloads(client, stream) == []
 
 
-def test_a_row_may_be_larger_than_what_goes_in_one_request(
+def test_row_may_exceed_the_size_of_a_request(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -134,7 +134,7 @@ def test_a_row_may_be_larger_than_what_goes_in_one_request(
     assert payloads(client, stream) == [b"x" * 5_000_000]
 
 
-def test_more_than_a_stream_holds_goes_through_it(
+def test_rows_may_exceed_the_size_of_a_stream(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create(max_size=16_384, stream_segment_size=4096)
@@ -146,10 +146,10 @@ def test_more_than_a_stream_holds_goes_through_it(
     assert stored == texts(20_000)[-len(stored) :]
 
 
-# Where to
+# Streams
 
 
-def test_a_column_says_to_which_stream_a_row_goes(
+def test_column_names_the_stream_of_a_row(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
     streams = [create("column"), create("column")]
@@ -165,8 +165,8 @@ def test_a_column_says_to_which_stream_a_row_goes(
     ]
 
 
-def test_a_stream_is_created_if_that_is_asked_for(
-    spark: SparkSession, save: Save, client: StreamManagerClient
+def test_create_stream_creates_the_stream_once(
+    spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
     options = {
         "maxSize": 100_000,
@@ -176,53 +176,55 @@ def test_a_stream_is_created_if_that_is_asked_for(
         "persistence": "Memory",
     }
     for _ in range(2):  # the second time it is there
-        save(numbered(spark, 3), stream="on demand", createStream=True, **options)
+        save(numbered(spark, 3), stream=unique_name, createStream=True, **options)
 
-    definition = client.describe_message_stream("on demand").definition
+    definition = client.describe_message_stream(unique_name).definition
     assert definition.max_size == 100_000
     assert definition.stream_segment_size == 10_000
     assert definition.time_to_live_millis == 600_000
     assert definition.strategy_on_full is StrategyOnFull.RejectNewData
     assert definition.persistence is Persistence.Memory
-    assert payloads(client, "on demand") == texts(3) * 2
+    assert payloads(client, unique_name) == texts(3) * 2
 
 
-def test_a_stream_that_is_created_drops_its_oldest_messages_unless_told_otherwise(
-    spark: SparkSession, save: Save, client: StreamManagerClient
+def test_created_stream_overwrites_oldest_messages_by_default(
+    spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
-    save(numbered(spark, 1), stream="by default", createStream=True)
+    save(numbered(spark, 1), stream=unique_name, createStream=True)
 
-    definition = client.describe_message_stream("by default").definition
+    definition = client.describe_message_stream(unique_name).definition
     assert definition.strategy_on_full is StrategyOnFull.OverwriteOldestData
     assert definition.max_size == 256 * MEBIBYTE
 
 
-def test_tasks_that_create_the_same_streams_do_not_get_in_each_others_way(
-    spark: SparkSession, save: Save, client: StreamManagerClient
+def test_concurrent_tasks_can_create_the_same_streams(
+    spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
     rows = spark.range(0, 80, 1, 2).selectExpr(
-        "concat('raced ', id % 40) AS stream", "cast(id AS string) AS payload"
+        f"concat('{unique_name} ', id % 40) AS stream", "cast(id AS string) AS payload"
     )
 
     save(rows, createStream=True)
 
     for number in range(40):
-        stored = payloads(client, f"raced {number}")
+        stored = payloads(client, f"{unique_name} {number}")
         assert sorted(stored) == sorted(texts(80)[number::40])
 
 
-def test_a_stream_is_not_created_unasked(
-    spark: SparkSession, save: Save, client: StreamManagerClient
+def test_missing_stream_is_refused_without_create_stream(
+    spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
-    rows = numbered(spark, 1).selectExpr("payload", "'missing' AS stream")
-    said = "there is no stream 'missing': create it, or have it created with option createStream"
+    rows = numbered(spark, 1).selectExpr("payload", f"'{unique_name}' AS stream")
+    message = (
+        f"the message stream {unique_name!r} does not exist: create it, or set option createStream"
+    )
 
-    assert said in refusal(AnalysisException, lambda: save(rows, stream="missing"))
-    assert said in refusal(PythonException, lambda: save(rows))
-    assert "missing" not in client.list_streams()
+    assert message in error_of(AnalysisException, lambda: save(rows, stream=unique_name))
+    assert message in error_of(PythonException, lambda: save(rows))
+    assert unique_name not in client.list_streams()
 
 
-# What is refused before anything is written
+# Errors before the first append
 
 
 def check_layout(schema: StructType, **options: Any) -> str:
@@ -231,77 +233,77 @@ def check_layout(schema: StructType, **options: Any) -> str:
     return str(caught.value)
 
 
-def test_rows_without_a_payload_are_refused() -> None:
+def test_rows_without_a_payload_column_are_refused() -> None:
     schema = StructType().add("id", LongType()).add("name", StringType())
 
     assert check_layout(schema, stream="s") == (
-        "there is no column payload among the columns (id, name): make one, as with "
+        "there is no column payload (columns: id, name): add one, such as "
         'to_json(struct("*")), or write each row as JSON with option payload=json'
     )
 
 
-def test_a_payload_that_is_not_bytes_is_refused() -> None:
+def test_payload_of_another_type_is_refused() -> None:
     assert check_layout(StructType().add("payload", LongType()), stream="s") == (
-        "column payload is bigint: expected binary or string; make one, as with "
+        "column payload is bigint: expected binary or string; add one, such as "
         'to_json(struct("*")), or write each row as JSON with option payload=json'
     )
 
 
-def test_rows_without_a_stream_are_refused() -> None:
-    advice = "name the stream with option stream, or one for each row in such a column"
+def test_rows_without_a_stream_column_are_refused() -> None:
+    advice = "name the stream with option stream, or in such a column for each row"
 
     assert check_layout(StructType().add("payload", BinaryType())) == (
-        f"there is no column stream among the columns (payload): {advice}"
+        f"there is no column stream (columns: payload): {advice}"
     )
     assert check_layout(StructType().add("stream", BinaryType()), payload="json") == (
         f"column stream is binary: expected string; {advice}"
     )
 
 
-def test_what_cannot_be_json_is_refused() -> None:
+def test_column_without_json_form_is_refused() -> None:
     schema = StructType().add("v", "variant")
 
     assert "column v is variant" in check_layout(schema, stream="s", payload="json")
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "message"),
     [
-        ({}, "there is no column stream among the columns (payload)"),
+        ({}, "there is no column stream (columns: payload)"),
         ({"stream": "a/b"}, "stream_name is 'a/b': expected 1 to 255 letters"),
-        ({"stream": "s", "maxSize": 10_000}, "option maxSize is of a stream that is created"),
-        ({"stream": "s", "flushOnWrite": True}, "it needs option createStream=true"),
-        ({"stream": "s", "mode": "overwrite"}, 'stream only grows: expected mode("append")'),
+        ({"stream": "s", "maxSize": 10_000}, "option maxSize is for a stream that Spark creates"),
+        ({"stream": "s", "flushOnWrite": True}, "it requires option createStream=true"),
+        ({"stream": "s", "mode": "overwrite"}, 'streams are append-only: expected mode("append")'),
         ({"stream": "s", "root": "/nowhere"}, "no stream manager serves /nowhere"),
         ({"stream": "s", "port": 1}, "no stream manager answers on 127.0.0.1:1"),
         ({"stream": "s", "token": "unknown"}, "token"),
     ],
 )
-def test_a_mistake_is_told_before_any_task_starts(
-    spark: SparkSession, save: Save, options: dict[str, Any], said: str
+def test_mistake_is_reported_before_any_task_starts(
+    spark: SparkSession, save: Save, options: dict[str, Any], message: str
 ) -> None:
-    assert said in refusal(AnalysisException, lambda: save(numbered(spark, 1), **options))
+    assert message in error_of(AnalysisException, lambda: save(numbered(spark, 1), **options))
 
 
-# What fails on the way
+# Errors in tasks
 
 
 @pytest.mark.parametrize(
-    ("row", "said"),
+    ("row", "message"),
     [
-        ("null AS payload", "column payload of a row is null: a message has 1 byte or more"),
-        ("X'' AS payload", "column payload of a row is empty: a message has 1 byte or more"),
-        ("X'00' AS payload, null AS stream", "column stream of a row is null"),
+        ("null AS payload", "column payload is null in a row: expected 1 byte or more"),
+        ("X'' AS payload", "column payload is empty in a row: expected 1 byte or more"),
+        ("X'00' AS payload, null AS stream", "column stream is null in a row"),
         ("X'00' AS payload, '' AS stream", "stream_name is '': expected 1 to 255 letters"),
     ],
 )
-def test_a_row_that_is_no_message_fails_with_all_that_came_with_it(
+def test_invalid_row_fails_its_batch(
     spark: SparkSession,
     save: Save,
     create: Create,
     client: StreamManagerClient,
     row: str,
-    said: str,
+    message: str,
 ) -> None:
     stream = create()
     good = spark.range(0, 10, 1, 1).selectExpr("X'ff' AS payload", f"'{stream}' AS stream")
@@ -310,40 +312,40 @@ def test_a_row_that_is_no_message_fails_with_all_that_came_with_it(
         "cast(payload AS binary) AS payload", "cast(stream AS string) AS stream"
     )
 
-    assert said in refusal(PythonException, lambda: save(bad.union(good).coalesce(1)))
+    assert message in error_of(PythonException, lambda: save(bad.union(good).coalesce(1)))
     assert payloads(client, stream) == []
 
 
-def test_a_stream_that_is_full_and_rejects_new_data_says_so(
+def test_full_stream_that_rejects_new_data_fails_the_write(
     spark: SparkSession, save: Save, create: Create
 ) -> None:
     stream = create(
         max_size=1024, stream_segment_size=1024, strategy_on_full=StrategyOnFull.RejectNewData
     )
 
-    said = refusal(PythonException, lambda: save(numbered(spark, 1000), stream=stream))
+    message = error_of(PythonException, lambda: save(numbered(spark, 1000), stream=stream))
 
-    assert f"the message stream {stream!r} is full and rejects new data" in said
+    assert f"the message stream {stream!r} is full and rejects new data" in message
 
 
-# A task by itself
+# A single task
 
 
 def make_writer(broker: BrokerProcess, **options: Any) -> PenstockWriter:
-    """As a task gets it."""
+    """Creates a writer, and returns the copy that a task receives."""
     schema = StructType().add("payload", BinaryType())
     writer = PenstockWriter(WriteOptions(root=str(broker.root), **options), schema, False)
-    handed: PenstockWriter = pickle.loads(pickle.dumps(writer))
-    return handed
+    copy: PenstockWriter = pickle.loads(pickle.dumps(writer))
+    return copy
 
 
-def test_a_task_tells_how_many_rows_it_has_written(broker: BrokerProcess, create: Create) -> None:
+def test_task_returns_the_number_of_rows(broker: BrokerProcess, create: Create) -> None:
     batch = pa.record_batch({"payload": pa.array([b"a", b"b"])})
 
     assert make_writer(broker, stream=create()).write(iter([batch, batch])) == AppendedRows(4)
 
 
-def test_a_task_without_rows_needs_no_broker(tmp_path: Path) -> None:
+def test_task_without_rows_needs_no_broker(tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         writer = make_writer(broker, stream="s", create_stream=True, reconnect_timeout=0)
 
@@ -351,7 +353,7 @@ def test_a_task_without_rows_needs_no_broker(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", [pa.large_string(), pa.large_binary(), pa.binary()])
-def test_arrow_has_several_kinds_of_columns_for_the_same(
+def test_all_arrow_types_of_a_payload_are_accepted(
     kind: pa.DataType, broker: BrokerProcess, create: Create, client: StreamManagerClient
 ) -> None:
     stream = create()
@@ -376,9 +378,9 @@ class Inbox:
         self._count = 0
 
     def put(self, count: int) -> None:
-        """A file with the next few numbers."""
+        """Adds a file with the next numbers."""
         lines = "".join(f"{number}\n" for number in range(self._count, self._count + count))
-        # A query takes a file as soon as it has this name.
+        # A query reads a file as soon as it has this name.
         hidden = self._files / f".{self._count}"
         hidden.write_text(lines)
         hidden.rename(self._files / f"{self._count}.txt")
@@ -394,56 +396,54 @@ class Inbox:
         writer = writer.option("checkpointLocation", str(self._checkpoint))
         return (writer if is_endless else writer.trigger(availableNow=True)).start()
 
-    def empty(self, **options: Any) -> None:
-        """Has all files written that are there."""
+    def write_all(self, **options: Any) -> None:
+        """Writes all files to the stream."""
         self.start(**options).awaitTermination()
 
 
 @pytest.fixture
-def inbox(spark: SparkSession, tmp_path: Path) -> Iterator[Inbox]:
-    yield Inbox(spark, tmp_path)
-    for query in spark.streams.active:
-        query.stop()
+def inbox(spark: SparkSession, tmp_path: Path) -> Inbox:
+    return Inbox(spark, tmp_path)
 
 
-def test_a_query_goes_on_where_it_was(
+def test_streaming_write_continues_from_its_checkpoint(
     inbox: Inbox, create: Create, broker: BrokerProcess, client: StreamManagerClient
 ) -> None:
     stream = create()
     for _ in range(3):
         inbox.put(500)
-        inbox.empty(root=str(broker.root), stream=stream)
+        inbox.write_all(root=str(broker.root), stream=stream)
 
     assert payloads(client, stream) == texts(1500)
 
 
-def test_a_query_creates_its_stream(
-    inbox: Inbox, broker: BrokerProcess, client: StreamManagerClient
+def test_streaming_write_creates_its_stream(
+    inbox: Inbox, broker: BrokerProcess, client: StreamManagerClient, unique_name: str
 ) -> None:
     inbox.put(1)
-    inbox.empty(root=str(broker.root), stream="of a query", createStream=True)
+    inbox.write_all(root=str(broker.root), stream=unique_name, createStream=True)
 
-    assert payloads(client, "of a query") == [b"0"]
+    assert payloads(client, unique_name) == [b"0"]
 
 
-def test_a_query_that_failed_loses_nothing(inbox: Inbox, tmp_path: Path) -> None:
+def test_failed_streaming_write_loses_no_rows(inbox: Inbox, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         options = {"port": broker.port, "token": broker.token, "stream": "s", "createStream": True}
         inbox.put(10)
-        inbox.empty(**options)
+        inbox.write_all(**options)
         broker.stop()
         inbox.put(10)
-        said = refusal(PySparkException, lambda: inbox.empty(**options, reconnectTimeout=0))
+        message = error_of(PySparkException, lambda: inbox.write_all(**options, reconnectTimeout=0))
         broker.start()
         inbox.put(10)
-        inbox.empty(**options)
+        inbox.write_all(**options)
 
         with StreamManagerClient(root=broker.root) as client:
             assert payloads(client, "s") == texts(30)
-    assert f"no stream manager answers on 127.0.0.1:{broker.port}" in said
+    assert f"no stream manager answers on 127.0.0.1:{broker.port}" in message
 
 
-def test_a_query_waits_for_a_broker_that_restarts(inbox: Inbox, tmp_path: Path) -> None:
+def test_streaming_write_waits_for_a_restarting_broker(inbox: Inbox, tmp_path: Path) -> None:
     with BrokerProcess(tmp_path / "root") as broker:
         inbox.put(10)
         query = inbox.start(True, root=str(broker.root), stream="s", createStream=True)
@@ -451,7 +451,7 @@ def test_a_query_waits_for_a_broker_that_restarts(inbox: Inbox, tmp_path: Path) 
         broker.stop()
         inbox.put(10)
         wait_until(lambda: query.status["message"] == "Processing new data")
-        broker.port = 0  # it comes back on another one
+        broker.port = 0  # it restarts on another port
         broker.start()
         query.processAllAvailable()
 
@@ -459,24 +459,26 @@ def test_a_query_waits_for_a_broker_that_restarts(inbox: Inbox, tmp_path: Path) 
             assert payloads(client, "s") == texts(20)
 
 
-def test_a_query_only_appends(inbox: Inbox, create: Create, broker: BrokerProcess) -> None:
+def test_complete_output_mode_is_refused(
+    inbox: Inbox, create: Create, broker: BrokerProcess
+) -> None:
     inbox.put(1)
 
-    said = refusal(
+    message = error_of(
         PySparkException,
-        lambda: inbox.empty(root=str(broker.root), stream=create(), mode="complete"),
+        lambda: inbox.write_all(root=str(broker.root), stream=create(), mode="complete"),
     )
 
-    assert 'a stream only grows: expected outputMode("append")' in said
+    assert 'streams are append-only: expected outputMode("append")' in message
 
 
-# A broker that goes away
+# A killed broker
 
 
-def test_every_row_arrives_although_the_broker_is_killed(
+def test_each_row_is_stored_although_the_broker_is_killed(
     spark: SparkSession, tmp_path: Path
 ) -> None:
-    # So large that some are on their way to the broker at any moment.
+    # So many bytes that the write is still running when the broker is killed.
     count, size = 60_000, 1000
     broker = BrokerProcess(tmp_path / "root")
     done = threading.Event()

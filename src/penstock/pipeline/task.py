@@ -34,7 +34,7 @@ from penstock.pipeline.destinations.destination import DestinationSettings
 from penstock.pipeline.job import Job
 from penstock.pipeline.threads import JobThreads
 from penstock.spark.place import Place
-from penstock.spark.python import settle_worker
+from penstock.spark.python import freeze_gc
 
 logger = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class TaskSpec(NamedTuple):
 
 def run_tasks(specs: Iterable[TaskSpec]) -> Iterator[int]:
     """Runs tasks in a Spark worker, and yields the number of jobs of each."""
-    settle_worker()
+    freeze_gc()
     set_up_worker_logs()
     for spec in specs:
         for name, value in spec.environment.items():

@@ -1,6 +1,6 @@
-"""Streams as DataFrames: format("penstock") for Spark, and a session that is set up right.
+"""Streams as DataFrames: format("penstock") for Spark, and a configured Spark session.
 
-Needs PySpark, which the extra `spark` brings.
+Requires PySpark, which the extra `spark` installs.
 """
 
 from __future__ import annotations

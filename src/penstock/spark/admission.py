@@ -1,25 +1,25 @@
-"""How much of a backlog one trigger takes: shares of a limit, by what each stream has."""
+"""Division of a trigger's limit between streams, in proportion to their backlogs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
 
-def share_out(limit: int, backlogs: Mapping[str, int]) -> dict[str, int]:
-    """All of the limit, in proportion to the backlogs.
+def divide_limit(limit: int, backlogs: Mapping[str, int]) -> dict[str, int]:
+    """Divides the whole limit between streams, in proportion to their backlogs.
 
-    What rounding leaves goes one each to those that got nothing, and then to those that lost most
-    by it: a small stream beside large ones moves, and so does a limit below the number of streams.
+    The remainder of rounding is given out in units of one: first to streams without a share, then
+    to the streams with the largest fractions. So a small stream beside large ones is not starved.
     """
     total = sum(backlogs.values())
     if not total:
         return dict.fromkeys(backlogs, 0)
     shares = {name: limit * backlog // total for name, backlog in backlogs.items()}
-    rest = limit - sum(shares.values())
+    remainder = limit - sum(shares.values())
 
-    def urgency(name: str) -> tuple[bool, int]:
+    def priority(name: str) -> tuple[bool, int]:
         return backlogs[name] > 0 and not shares[name], limit * backlogs[name] % total
 
-    for name in sorted(backlogs, key=urgency, reverse=True)[:rest]:
+    for name in sorted(backlogs, key=priority, reverse=True)[:remainder]:
         shares[name] += 1
     return shares

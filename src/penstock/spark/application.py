@@ -1,4 +1,4 @@
-"""A Spark application without Spark SQL, on a small Java that leaves no files behind."""
+"""A Spark application without Spark SQL, in a small JVM that leaves no files behind."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from pyspark.errors import PySparkException
 
 from penstock.distribution import how_to_install
 from penstock.spark.class_archive import ClassArchive
+from penstock.spark.pyspark_internals import silence_accumulator_server
 from penstock.spark.scratch import make_scratch
 from penstock.spark.spark_session import start_context
 from penstock.spark.web_page import SparkPage
@@ -27,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 SPARK_ERRORS = (Py4JError, PySparkException, OSError)
 
-# Spark's own page keeps what it shows in memory.
+# The web page of Spark keeps jobs and stages in memory.
 _PAGE_SETTINGS = {
     "spark.ui.enabled": "true",
     "spark.ui.port": "0",
@@ -38,16 +39,16 @@ _PAGE_SETTINGS = {
 }
 # The minimum that Spark accepts.
 _HEAP = "512m"
-# Without performance data, which Java would sample 20 times a second and leave in a file.
+# Without performance data, which Java samples 20 times a second and writes to a file.
 _JAVA_OPTIONS = (
     "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:-UsePerfData -Xms16m -XX:MaxNewSize=16m"
 )
 _LOOPBACK = "127.0.0.1"
-# Java may take so long to end when the application is discarded while Spark starts.
+# The time that Java has to end when the application is discarded while Spark starts.
 _JAVA_END_SECONDS = 3.0
 
 # Errors of tasks whose Python is missing, has another version or lacks packages.
-_UNFIT_PYTHON = re.compile(
+_PYTHON_PROBLEM = re.compile(
     r"ModuleNotFoundError: No module named .*"
     r"|Cannot run program .*"
     r"|Python in worker has different version: [^,\n]*"
@@ -55,12 +56,12 @@ _UNFIT_PYTHON = re.compile(
 
 
 class SparkApplication:
-    """One application. For one thread, but for `discard`."""
+    """A Spark application. Not thread-safe, except for `discard`."""
 
     def __init__(
         self, name: str, master: str, config: Mapping[str, str], *, has_page: bool
     ) -> None:
-        """On this machine, `has_page` enables Spark's own page. On a cluster, Spark decides."""
+        """`has_page` enables the web page of Spark with a local master; a cluster ignores it."""
         self._name = name
         self._master = master
         self._config = dict(config)
@@ -68,7 +69,7 @@ class SparkApplication:
         self._temporary = make_scratch()
         self._page = SparkPage()
         self._spark: SparkContext | None = None
-        # The address of Spark's own page, if it has one.
+        # The address of the web page of Spark, if it is enabled.
         self.page_url: str | None = None
 
     def start(self) -> SparkContext:
@@ -80,17 +81,15 @@ class SparkApplication:
             config.setdefault("spark.local.dir", str(directory))
             if self._has_page:
                 config = {**_PAGE_SETTINGS, **self._page.settings, **config}
-                # The page listens on the address that this variable names.
+                # The web page listens on this address.
                 os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
-        with _keeping_interrupts(), _temporary_files_in(directory):
+        with _preserve_interrupt_handler(), _temporary_files_in(directory):
             archive = ClassArchive(os.environ)
             spark = start_context(self._name, master=self._master, config=config, archive=archive)
         self._spark = spark
-        # Errors of tasks are logged in one line, by `describe_error`.
+        # The caller logs errors of tasks in one line, see `describe_error`.
         spark.setLogLevel("FATAL")
-        # It prints a traceback when Java is gone.
-        server = spark._accumulatorServer  # noqa: SLF001
-        server.handle_error = _ignore  # type: ignore[assignment,method-assign]
+        silence_accumulator_server(spark)
         self.page_url = spark.uiWebUrl
         if self.page_url is not None and is_local:
             self.page_url = self._page.open(self.page_url)
@@ -102,17 +101,17 @@ class SparkApplication:
             if self._spark is not None:
                 self._spark.stop()
         except (Py4JError, OSError):
-            logger.debug("Spark was gone already")
+            logger.debug("Spark had already ended")
         self._temporary.cleanup()
 
     def discard(self) -> None:
-        """Ends Java and removes all files while Spark starts; from any thread."""
+        """Ends Java and removes all files while Spark starts. Thread-safe."""
         _end_children(_JAVA_END_SECONDS)
         self._temporary.cleanup()
 
 
 def archive_classes() -> Path:
-    """Archives the classes that an application loads; the path of the archive."""
+    """Archives the classes that an application loads, and returns the path of the archive."""
     archive = ClassArchive(os.environ, writes=True)
     with make_scratch() as scratch:
         _choose_java(os.environ, Path(scratch))
@@ -125,21 +124,21 @@ def archive_classes() -> Path:
 
 
 def _choose_java(environment: MutableMapping[str, str], scratch: Path) -> None:
-    """Settings for a small Java; those of the user take precedence.
+    """Sets variables for a small JVM; settings of the user take precedence.
 
-    All work is done in Python: a larger heap and better compiled code would gain nothing.
+    All work is done in Python, so a larger heap and better compiled code have no effect.
     """
     environment.setdefault("SPARK_DRIVER_MEMORY", _HEAP)
-    # Java leaves unpacked libraries there.
-    usual = f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{scratch}"'
-    # Of two equal options the last one counts.
-    chosen = environment.get("SPARK_SUBMIT_OPTS", "")
-    environment["SPARK_SUBMIT_OPTS"] = f"{usual} {chosen}".rstrip()
+    # Java leaves unpacked libraries in this directory.
+    defaults = f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{scratch}"'
+    # The last one of two equal options takes effect.
+    user_options = environment.get("SPARK_SUBMIT_OPTS", "")
+    environment["SPARK_SUBMIT_OPTS"] = f"{defaults} {user_options}".rstrip()
 
 
 @contextmanager
-def _keeping_interrupts() -> Iterator[None]:
-    """Spark would handle Ctrl-C itself, and cancel jobs."""
+def _preserve_interrupt_handler() -> Iterator[None]:
+    """Restores the handler of SIGINT, which Spark replaces by one that cancels jobs."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -150,38 +149,34 @@ def _keeping_interrupts() -> Iterator[None]:
 
 @contextmanager
 def _temporary_files_in(directory: Path) -> Iterator[None]:
-    """PySpark would leave files in the usual directory when it is ended while Java starts."""
-    usual = tempfile.tempdir
+    """Sets the directory of temporary files, which PySpark leaves if it ends while Java starts."""
+    previous = tempfile.tempdir
     tempfile.tempdir = str(directory)
     try:
         yield
     finally:
-        tempfile.tempdir = usual
+        tempfile.tempdir = previous
 
 
-def _end_children(seconds: float) -> None:
-    """Ends the processes that this one has started, and waits for them.
+def _end_children(timeout: float) -> None:
+    """Ends the child processes and waits for them.
 
-    On Linux. Elsewhere Java ends by itself, seconds after this process.
+    Only on Linux. On other systems Java ends seconds after this process.
     """
-    deadline = time.monotonic() + seconds
+    deadline = time.monotonic() + timeout
     for path in Path("/proc/self/task").glob("*/children"):
         for pid in map(int, path.read_text().split()):
-            # A process may have been waited for elsewhere.
+            # Another thread may have waited for the process.
             with suppress(ProcessLookupError, ChildProcessError):
                 os.kill(pid, signal.SIGTERM)
                 while os.waitpid(pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
                     time.sleep(0.01)
 
 
-def _ignore(*_: object) -> None:
-    pass
-
-
 def waits_for_cores(spark: SparkContext) -> bool:
-    """Whether Spark has tasks to run and runs none of them.
+    """Whether Spark has pending tasks and none is running.
 
-    `spark.ui.liveUpdate.period` has to be 0: otherwise tasks that run may be missing for seconds.
+    Requires `spark.ui.liveUpdate.period` 0; otherwise running tasks are reported seconds late.
     """
     tracker = spark.statusTracker()
     stages = [tracker.getStageInfo(stage) for stage in tracker.getActiveStageIds()]
@@ -198,24 +193,24 @@ def is_java_gone(error: BaseException) -> bool:
 
 
 def describe_error(error: BaseException) -> str:
-    """The message of an error of Spark in one line, without the stack trace."""
+    """Returns the message of a Spark error in one line, without the stack trace."""
     text = _text_of(error)
     lines = [line for line in text.splitlines() if line.strip()] or [repr(error)]
-    found = lines[0]
-    if found.endswith("Traceback (most recent call last):"):
-        # The error in Python stands below its traceback.
-        found = next((line for line in lines[1:] if not line.startswith(" ")), found)
+    description = lines[0]
+    if description.endswith("Traceback (most recent call last):"):
+        # The Python error follows its traceback.
+        description = next((line for line in lines[1:] if not line.startswith(" ")), description)
     if (problem := find_unfit_python(error)) is not None:
-        found = (
+        description = (
             f"{problem}: workers need the same version of Python as the driver, with the same "
-            f"packages ({how_to_install('spark')}); --conf spark.pyspark.python=PATH names it"
+            f"packages ({how_to_install('spark')}); set it with --conf spark.pyspark.python=PATH"
         )
-    return found[:500]
+    return description[:500]
 
 
 def find_unfit_python(error: BaseException) -> str | None:
-    """The reason why workers cannot run tasks with their Python, if an error is about that."""
-    found = _UNFIT_PYTHON.search(_text_of(error))
+    """Returns the reason why the Python of workers cannot run tasks, or None for other errors."""
+    found = _PYTHON_PROBLEM.search(_text_of(error))
     return found[0].strip().rstrip(".") if found is not None else None
 
 

@@ -1,4 +1,4 @@
-"""spark.read: all that the streams of a query have, or a part of it."""
+"""spark.read: the messages of streams, or a range of them."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from penstock.spark.times import TimeRange
 
 
 class PenstockReader(DataSourceReader):
-    """Plans on the driver, and reads where Spark takes it to.
+    """Plans a batch query on the driver and reads in tasks.
 
-    There is no pushFilters: Spark keeps the plan of the last query that pushed filters for all
-    later queries of the same load(), which then miss rows.
+    There is no pushFilters: Spark reuses the plan of the last query that pushed filters for later
+    queries of the same load(), which then miss rows.
     """
 
     def __init__(self, options: BatchReadOptions) -> None:
@@ -52,13 +52,13 @@ class PenstockReader(DataSourceReader):
         return plan_tasks(place, pieces, self._options.min_partitions)
 
     def _plan(self, locator: Locator, stream: StreamPosition) -> list[Piece]:
-        # As for any reader of a stream: what is gone by now was not asked for.
+        # Messages that were evicted before the query are not requested, so they are not a loss.
         first = max(self._starting.resolve(stream), stream.oldest_sequence_number)
         end = min(self._ending.resolve(stream), stream.end_sequence_number)
         return locator.plan(stream, first, end, self._times)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        if isinstance(partition, ReadTask):  # Spark makes up one of its own where there is none
+        if isinstance(partition, ReadTask):  # Spark adds an empty partition if there is none
             options = self._options
             yield from read_task(
                 partition, via=options.via, fails_on_loss=options.fail_on_data_loss

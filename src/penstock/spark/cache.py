@@ -1,4 +1,4 @@
-"""Small directories of ours in the user's cache: made once, used by every session."""
+"""Small directories in the user's cache, created once and used by every session."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 
 def cache_directory(environment: Mapping[str, str]) -> Path:
-    """RuntimeError if the user has no home."""
+    """Returns Penstock's cache directory; RuntimeError if the user has no home."""
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache")
     return cache.absolute() / "penstock"
 
@@ -19,10 +19,10 @@ def cache_directory(environment: Mapping[str, str]) -> Path:
 def cached_directory(
     name: str, program: str, fill: Callable[[Path], None], environment: Mapping[str, str]
 ) -> Path:
-    """A directory of this name, filled when it is not there yet.
+    """Returns the cached directory of this name, and creates and fills it if it is missing.
 
-    `program` is a file in it that has to be executable. Where the cache cannot be written, or
-    holds no programs, the directory is for this process only.
+    `program` is a file in it that must be executable. If the cache is not writable, or is mounted
+    without execution, the directory is a temporary one of this process.
     """
     try:
         directory = cache_directory(environment) / name
@@ -41,18 +41,19 @@ def cached_directory(
 
 
 def _create(directory: Path, fill: Callable[[Path], None]) -> None:
-    """Makes it under another name first: it is there as a whole, also for who does the same now."""
-    beginning = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", dir=directory.parent))
+    """Creates and fills a directory atomically; another process may create it at the same time."""
+    unfinished = Path(tempfile.mkdtemp(prefix=f"{directory.name}.", dir=directory.parent))
     try:
-        fill(beginning)
-        beginning.rename(directory)
+        fill(unfinished)
+        unfinished.rename(directory)
     except OSError:
         if not directory.is_dir():
             raise
     finally:
-        shutil.rmtree(beginning, ignore_errors=True)
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def write_program(path: Path, lines: list[str]) -> None:
+    """Writes an executable shell script."""
     path.write_text("\n".join(["#!/bin/sh", *lines, ""]))
     path.chmod(0o755)

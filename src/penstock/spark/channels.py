@@ -1,6 +1,6 @@
 """spark.read of a channel: the Parquet files that an export to IoT Analytics has written.
 
-No broker is needed for it, but a file system on which the driver and the tasks find the files.
+It needs no broker. The driver and the tasks must have access to the files.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from penstock.model.channel_file import (
     is_channel_name,
 )
 from penstock.spark.options import ChannelReadOptions
-from penstock.spark.python import settle_worker
+from penstock.spark.python import freeze_gc
 
 _CHANNELS_VARIABLE = "PENSTOCK_CHANNELS"
 _COLUMNS = ["message_id", "stream", "sequence_number", "ingest_time", "payload"]
+_NO_CHANNELS = "it has no channels; set option channels to the directory of all channels"
 
-# A task costs some fifty milliseconds before it reads anything; less than this is not worth one.
-_MIN_BYTES = 8 * 1024 * 1024
+# The minimum for a task: its start takes about 50 milliseconds.
+_MIN_TASK_BYTES = 8 * 1024 * 1024
 _BATCH_ROWS = 16_384
 
 
@@ -42,7 +43,7 @@ class Part(NamedTuple):
 
 
 class ChannelTask(InputPartition):
-    """What one Spark task reads."""
+    """The files that one Spark task reads."""
 
     def __init__(self, paths: Sequence[str]) -> None:
         self.paths = list(paths)
@@ -52,7 +53,7 @@ class ChannelTask(InputPartition):
 
 
 class ChannelReader(DataSourceReader):
-    """Looks for files on the driver, and reads them where Spark takes it to."""
+    """Lists files on the driver and reads them in tasks."""
 
     def __init__(self, options: ChannelReadOptions) -> None:
         if not is_channel_name(options.channel):
@@ -67,14 +68,14 @@ class ChannelReader(DataSourceReader):
         return plan_tasks(parts, self._options.min_partitions, os.cpu_count() or 1)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        settle_worker()
-        if isinstance(partition, ChannelTask):  # Spark makes up one of its own where there is none
+        freeze_gc()
+        if isinstance(partition, ChannelTask):  # Spark adds an empty partition if there is none
             for path in partition.paths:
                 yield from _read_file(path)
 
 
 def find_channels(options: ChannelReadOptions, environment: Mapping[str, str]) -> Path:
-    """The directory of all channels, where the pipeline puts it unless told otherwise."""
+    """Returns the directory of all channels; the default is the directory of the pipeline."""
     if options.channels:
         return Path(options.channels).absolute()
     if options.root:
@@ -88,13 +89,13 @@ def find_channels(options: ChannelReadOptions, environment: Mapping[str, str]) -
 
 
 def list_parts(channels: Path, name: str) -> list[Part]:
-    """The files of a channel by their dates; ResourceNotFoundException if there is no such one."""
+    """Returns the files of a channel by date; ResourceNotFoundException for an unknown channel."""
     if not (channels / name).is_dir():
-        there = channels.iterdir() if channels.is_dir() else ()
-        names = sorted(path.name for path in there if is_channel_name(path.name))
+        existing = channels.iterdir() if channels.is_dir() else ()
+        names = sorted(path.name for path in existing if is_channel_name(path.name))
         raise ResourceNotFoundException(
-            f"there is no channel {name} in {channels}: there "
-            + (f"are {', '.join(names)}" if names else "is none; name its directory with channels")
+            f"there is no channel {name} in {channels}: "
+            + (f"expected one of {', '.join(names)}" if names else _NO_CHANNELS)
         )
     found = []
     for day in sorted((channels / name).glob(f"{DATE_PREFIX}*")):
@@ -104,23 +105,23 @@ def list_parts(channels: Path, name: str) -> list[Part]:
             try:
                 found.append(Part(entry.path, entry.stat().st_size))
             except FileNotFoundError:
-                continue  # it was never confirmed, and its delivery is being repeated
+                continue  # it was not yet confirmed, and a retry of its delivery replaces it
     return found
 
 
 def plan_tasks(parts: Sequence[Part], min_partitions: int, cores: int) -> list[ChannelTask]:
-    """Tasks of about equal size, as many as there are cores, or fewer if that is not worth it."""
+    """Plans tasks of about equal size: one for each core, or fewer for little data."""
     total = sum(part.size for part in parts)
-    share = max(min(total // min_partitions, max(total // cores, _MIN_BYTES)), 1)
+    share = max(min(total // min_partitions, max(total // cores, _MIN_TASK_BYTES)), 1)
     tasks: list[list[str]] = []
-    room = 0
+    free = 0
     for part in parts:
-        # Half of a file may stand over.
-        if not tasks or room < part.size // 2:
+        # A task may exceed its share by half of a file.
+        if not tasks or free < part.size // 2:
             tasks.append([])
-            room = share
+            free = share
         tasks[-1].append(part.path)
-        room -= part.size
+        free -= part.size
     return [ChannelTask(task) for task in tasks]
 
 
@@ -128,7 +129,7 @@ def _read_file(path: str) -> Iterator[pa.RecordBatch]:
     try:
         file = pq.ParquetFile(path)
     except FileNotFoundError:
-        # It was never confirmed, and its delivery is being repeated.
+        # It was not yet confirmed, and a retry of its delivery replaces it.
         return
     with file:
         yield from file.iter_batches(_BATCH_ROWS, columns=_COLUMNS)

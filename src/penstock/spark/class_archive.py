@@ -1,7 +1,6 @@
-"""Spark's classes as Java has loaded them once: with this archive Java starts in half the time.
+"""Archive of Spark's loaded classes (class data sharing), which halves the start time of Java.
 
-Java calls it class data sharing. The archive lies in the user's cache directory. A Java that it
-does not fit starts without it.
+The archive is in the user's cache directory. A Java that it does not match starts without it.
 """
 
 from __future__ import annotations
@@ -12,18 +11,18 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pyspark
-from pyspark import SparkContext
 
 from penstock.errors import SettingError
 from penstock.spark.cache import cache_directory
+from penstock.spark.pyspark_internals import end_java
 
-_USERS_CHOICES = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare")
+_ARCHIVE_OPTIONS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare")
 
 
 class ClassArchive:
-    """For a Java that is to start: `options` use the archive if there is one.
+    """The class archive for one start of Java, whose `options` use the archive if it exists.
 
-    If `writes`, Java is to write it at its end, see `write`.
+    With `writes`, Java writes the archive when it ends, see `write`.
     """
 
     def __init__(self, environment: Mapping[str, str], *, writes: bool = False) -> None:
@@ -36,11 +35,11 @@ class ClassArchive:
         return self._path.with_suffix(f".{os.getpid()}")
 
     def options(self, java_home: Path) -> list[str]:
-        chosen = self._environment.get("SPARK_SUBMIT_OPTS", "")
-        if any(word in chosen for word in _USERS_CHOICES):
+        user_options = self._environment.get("SPARK_SUBMIT_OPTS", "")
+        if any(option in user_options for option in _ARCHIVE_OPTIONS):
             if self._writes:
                 raise SettingError(
-                    f"SPARK_SUBMIT_OPTS is {chosen!r}: expected no options for class archives"
+                    f"SPARK_SUBMIT_OPTS is {user_options!r}: expected no options for class archives"
                 )
             return []
         try:
@@ -57,13 +56,8 @@ class ClassArchive:
         return _quote("-XX:SharedArchiveFile", self._path) if self._path.is_file() else []
 
     def write(self) -> Path:
-        """Ends Java, which writes the archive then. SettingError if it does not."""
-        gateway = SparkContext._gateway  # noqa: SLF001
-        assert gateway is not None
-        gateway.shutdown()
-        # Java ends when nothing can be written to it any more.
-        gateway.proc.stdin.close()
-        gateway.proc.wait()
+        """Ends Java, which then writes the archive; SettingError if it cannot write archives."""
+        end_java()
         try:
             _sync(self._unfinished)
         except FileNotFoundError:
@@ -72,7 +66,7 @@ class ClassArchive:
                 "classes.jsa"
             ) from None
         self._unfinished.rename(self._path)
-        # Archives of a former Java or Spark, and unfinished ones.
+        # Remove unfinished archives, and archives of earlier versions of Java and Spark.
         for other in self._path.parent.iterdir():
             if other != self._path:
                 other.unlink(missing_ok=True)
@@ -88,12 +82,12 @@ def _sync(path: Path) -> None:
 
 
 def _quote(option: str, path: Path) -> list[str]:
-    # An archive that does not fit is not worth a warning.
+    # Without warnings about an archive that does not match.
     return [f'{option}="{path}"', "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
 
 
 def _identify(java_home: Path) -> str:
-    """Differs for another Java and another Spark."""
+    """Returns a key of the installed Java and Spark."""
     release = java_home / "release"
     jars = Path(pyspark.__path__[0], "jars")
     parts = (

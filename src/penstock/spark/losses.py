@@ -1,4 +1,4 @@
-"""What a query should have read and cannot: an error, or a warning where the query allows it."""
+"""Reports of messages that a query cannot read: an error, or a warning if the query allows it."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ logger = logging.getLogger("penstock.spark")
 
 
 class DataLossError(StreamManagerException):
-    """Messages that a query should have read are gone or damaged."""
+    """Messages of a query are missing or damaged."""
 
 
-def report_loss(stream: str, what: str, *, fails: bool) -> None:
-    """DataLossError if the query fails on it; otherwise a line in the log of whoever met it."""
+def report_loss(stream: str, loss: str, *, fails: bool) -> None:
+    """Raises DataLossError if `fails`, otherwise logs a warning."""
     if fails:
         raise DataLossError(
-            f"stream {stream!r}: {what}. To go on with what is left, set the option failOnDataLoss "
-            "to false"
+            f"stream {stream!r}: {loss}. To continue without these messages, set option "
+            "failOnDataLoss to false"
         )
-    logger.warning("stream %r: %s; the query goes on with what is left", stream, what)
+    logger.warning("stream %r: %s; the query continues without these messages", stream, loss)
 
 
-def gone(first: int, end: int) -> str:
-    """Messages [first, end) that retention has removed."""
+def describe_removed(first: int, end: int) -> str:
+    """Describes messages [first, end) that retention has removed."""
     return f"{_messages(first, end)} were removed before they were read"
 
 
-def ends_before(end: int, wanted: int) -> str:
-    """A stream that has fewer messages than it had."""
+def describe_cut_off(end: int, previous_end: int) -> str:
+    """Describes the messages of a stream that now ends before its previous end."""
     return (
-        f"{_messages(end, wanted)} are no longer there: what was not yet synced was lost in a "
-        "power cut, or an older copy was restored"
+        f"{_messages(end, previous_end)} no longer exist: a power cut lost unsynced messages, or "
+        "an older copy was restored"
     )
 
 
-def damaged(first: int, end: int, reason: str) -> str:
+def describe_damaged(first: int, end: int, reason: str) -> str:
     return f"{_messages(first, end)} cannot be read: {reason}"
 
 

@@ -1,8 +1,8 @@
-"""How far a streaming query got, as Spark keeps it in its checkpoint.
+"""Offsets of a streaming query in Spark's checkpoint.
 
     {"version": 1, "streams": {"sensors": {"id": "4f…", "next": 1234}}}
 
-The id tells a stream from another one that was created under its name after it was deleted.
+The id distinguishes a stream from a later stream with the same name.
 """
 
 from __future__ import annotations
@@ -15,41 +15,41 @@ from penstock.model.storage import StreamPosition
 _VERSION = 1
 
 
-class Reached(NamedTuple):
-    """A stream, and the number that is read next."""
+class StreamOffset(NamedTuple):
+    """A stream, and the sequence number that is read next."""
 
     stream_id: str
     next_number: int
 
 
-class Offsets(dict[str, Reached]):
-    """The place that a query has reached in each of its streams."""
+class Offsets(dict[str, StreamOffset]):
+    """The offset of a query in each of its streams."""
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> Self:
         if plain.get("version") != _VERSION:
             raise SettingError(
-                f"the checkpoint was written by another version of Penstock (offsets of version "
-                f"{plain.get('version')!r}, this one knows {_VERSION})"
+                "the checkpoint was written by another version of Penstock: its offsets have "
+                f"version {plain.get('version')!r}, expected {_VERSION}"
             )
         return cls(
-            (name, Reached(stream["id"], stream["next"]))
+            (name, StreamOffset(stream["id"], stream["next"]))
             for name, stream in plain["streams"].items()
         )
 
     def to_json(self) -> dict[str, Any]:
-        # Spark compares the text: the same place has to look the same.
+        # Spark compares offsets as text, so the order of streams must be stable.
         return {
             "version": _VERSION,
             "streams": {
-                name: {"id": reached.stream_id, "next": reached.next_number}
-                for name, reached in sorted(self.items())
+                name: {"id": offset.stream_id, "next": offset.next_number}
+                for name, offset in sorted(self.items())
             },
         }
 
     def start_in(self, stream: StreamPosition) -> int | None:
-        """The number that is read next in this very stream; None if it was never read."""
-        reached = self.get(stream.name)
-        if reached is None or reached.stream_id != stream.stream_id:
+        """Returns the sequence number that is read next; None if this stream was never read."""
+        offset = self.get(stream.name)
+        if offset is None or offset.stream_id != stream.stream_id:
             return None
-        return reached.next_number
+        return offset.next_number

@@ -1,7 +1,7 @@
-"""The options of format("penstock"): which there are, for what, and with which values.
+"""The options of format("penstock"), for each kind of query, and their validation.
 
-Spark hands options over as texts, their names in lower case. One that is not known, or that is
-for another kind of query, is an error: what is silently ignored is found out much later.
+Spark passes options as strings, with names in lower case. An unknown option, or one of another
+kind of query, is an error, because silently ignored options are hard to notice.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from penstock.model.validation import find_problem
 
 Count: TypeAlias = Annotated[int, Meta(ge=1, le=INT64_MAX)]
 
-# How the rows of a stream reach a task.
+# The path by which a task reads messages.
 Via: TypeAlias = Literal["auto", "files", "wire"]
 
 
-class Options(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """Those of one kind of query."""
+class QueryOptions(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
+    """Base of the options of each kind of query."""
 
 
-class BrokerOptions(Options, frozen=True, rename="camel", kw_only=True):
-    """Where the broker is; what is not said is looked for, as every client does."""
+class BrokerOptions(QueryOptions, frozen=True, rename="camel", kw_only=True):
+    """The broker's address; missing options are discovered as by every client."""
 
     host: str | None = None
     port: str | None = None
@@ -37,7 +37,7 @@ class BrokerOptions(Options, frozen=True, rename="camel", kw_only=True):
     # "true", or a PEM file with the certificates to trust.
     tls: str | None = None
     root: str | None = None
-    # Seconds for which a query that runs waits for a broker that is away.
+    # Seconds for which a running query waits for an unavailable broker.
     reconnect_timeout: Annotated[float, Meta(ge=0)] = 60.0
 
     def endpoint_options(self) -> EndpointOptions:
@@ -64,23 +64,23 @@ class StreamReadOptions(ReadOptions, frozen=True, rename="camel", kw_only=True):
     max_bytes_per_trigger: Count | None = None
 
 
-class ChannelReadOptions(Options, frozen=True, rename="camel", kw_only=True):
-    """For a channel, which is read without a broker."""
+class ChannelReadOptions(QueryOptions, frozen=True, rename="camel", kw_only=True):
+    """Options for reading a channel, which needs no broker."""
 
     channel: Annotated[str, Meta(min_length=1)]
-    # The directory of all channels, or else that of the broker which keeps them.
+    # The directory of all channels, or the broker's root directory.
     channels: str | None = None
     root: str | None = None
     min_partitions: Count = 1
 
 
 class WriteOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
-    # Without it each row goes to the stream that its column `stream` names.
+    # Without it, the column `stream` of a row names its stream.
     stream: Annotated[str, Meta(min_length=1)] | None = None
-    # Which bytes of a row are its message: those of its column `payload`, or all of it as JSON.
+    # The message of a row: its column `payload`, or the whole row as JSON.
     payload: Literal["column", "json"] = "column"
     create_stream: bool = False
-    # Of a stream that is created.
+    # The definition of a created stream.
     max_size: MaxSize | None = None
     stream_segment_size: SegmentSize | None = None
     time_to_live_millis: TimeToLiveMillis | None = None
@@ -89,49 +89,49 @@ class WriteOptions(BrokerOptions, frozen=True, rename="camel", kw_only=True):
     flush_on_write: bool = False
 
 
-# What each kind is called in an error.
-_KINDS: dict[type[Options], str] = {
+# The name of each kind in error messages.
+_KINDS: dict[type[QueryOptions], str] = {
     BatchReadOptions: "spark.read",
     StreamReadOptions: "spark.readStream",
     ChannelReadOptions: "a channel",
     WriteOptions: "a write",
 }
 
-# Spark passes these on to a sink as well; they are its own.
-_SPARKS_OWN = frozenset(("checkpointlocation", "queryname"))
+# Options of Spark itself, which it also passes to a sink.
+_SPARK_OPTIONS = frozenset(("checkpointlocation", "queryname"))
 
-T = TypeVar("T", bound=Options)
+T = TypeVar("T", bound=QueryOptions)
 
 
-def names_channel(options: Mapping[str, str]) -> bool:
-    """Whether a query is about a channel; SettingError if it is about streams as well."""
+def is_channel_query(options: Mapping[str, str]) -> bool:
+    """Whether a query reads a channel; SettingError if it names streams as well."""
     names = {option.lower() for option in options}
     if {"channel", "stream"} <= names:
         raise SettingError(
-            "there are options stream and channel: expected one of them, as a query reads streams "
-            "of a broker, or a channel that an export has filled"
+            "options stream and channel are both set: expected one of them, as a query reads "
+            "either streams of a broker or a channel that an export has filled"
         )
     return "channel" in names
 
 
-def check_names(options: Mapping[str, str]) -> None:
-    """SettingError for a name that no kind of query knows."""
+def check_option_names(options: Mapping[str, str]) -> None:
+    """Raises SettingError for a name that is no option of any kind of query."""
     known = {name for kind in _KINDS for name in kind.__struct_encode_fields__}
     for option in options:
-        if option.lower() not in {name.lower() for name in known} | _SPARKS_OWN:
+        if option.lower() not in {name.lower() for name in known} | _SPARK_OPTIONS:
             raise SettingError(_unknown(option, known))
 
 
 def parse_options(options: Mapping[str, str], kind: type[T]) -> T:
-    """The options of one kind of query; SettingError if one is not for it, or has a bad value."""
+    """Parses the options of one kind of query; SettingError for another option or a bad value."""
     names = {name.lower(): name for name in kind.__struct_encode_fields__}
     found: dict[str, str] = {}
     for option, value in options.items():
         name = names.get(option.lower())
         if name is not None:
             found[name] = value
-        elif option.lower() not in _SPARKS_OWN:
-            check_names({option: value})
+        elif option.lower() not in _SPARK_OPTIONS:
+            check_option_names({option: value})
             raise SettingError(_misplaced(option, kind))
     try:
         return msgspec.convert(found, kind, strict=False)
@@ -139,7 +139,7 @@ def parse_options(options: Mapping[str, str], kind: type[T]) -> T:
         problem = find_problem(error, found, kind)
         if problem.shown is None:
             raise SettingError(_missing(problem.expected, kind)) from None
-        # Every option is a text: that it is one is not what is wrong with it.
+        # Every option is a string, so its type is not the problem.
         expected = problem.expected.removesuffix(", got str")
         raise SettingError(f"option {problem._replace(expected=expected)}") from None
 
@@ -147,23 +147,24 @@ def parse_options(options: Mapping[str, str], kind: type[T]) -> T:
 def _unknown(option: str, known: set[str]) -> str:
     by_lower = {name.lower(): name for name in known}
     if option.lower() == "path":
-        return 'there is no option path: name the stream with .option("stream", …) and call .load()'
+        return 'unknown option path: name the stream with .option("stream", …) and call .load()'
     near = difflib.get_close_matches(option.lower(), by_lower, n=1)
-    hint = f"did you mean {by_lower[near[0]]}?" if near else f"there are {', '.join(sorted(known))}"
-    return f"there is no option {option}: {hint}"
+    if near:
+        return f"unknown option {option}: did you mean {by_lower[near[0]]}?"
+    return f"unknown option {option}: expected one of {', '.join(sorted(known))}"
 
 
-def _misplaced(option: str, kind: type[Options]) -> str:
-    homes = [
-        (name, place)
-        for other, place in _KINDS.items()
+def _misplaced(option: str, kind: type[QueryOptions]) -> str:
+    matches = [
+        (name, label)
+        for other, label in _KINDS.items()
         for name in other.__struct_encode_fields__
         if name.lower() == option.lower()
     ]
-    name, places = homes[0][0], " and ".join(place for _, place in homes)
-    return f"option {name} is for {places}, not for {_KINDS[kind]}"
+    name, labels = matches[0][0], " and ".join(label for _, label in matches)
+    return f"option {name} is for {labels}, not for {_KINDS[kind]}"
 
 
-def _missing(expected: str, kind: type[Options]) -> str:
+def _missing(expected: str, kind: type[QueryOptions]) -> str:
     name = expected.rsplit(" ", 1)[-1]
-    return f"option {name} is missing: {_KINDS[kind]} needs it"
+    return f"option {name} is missing: {_KINDS[kind]} requires it"

@@ -1,6 +1,6 @@
-"""Where the broker of a query is: found once, on the driver, and handed to every task.
+"""The broker's address for a query, discovered once on the driver and passed to every task.
 
-A task may run on another machine, in another environment: what it would find there is another
+A task may run on another machine or in another environment, where discovery would find another
 broker, or none.
 """
 
@@ -24,86 +24,85 @@ from penstock.spark.options import BrokerOptions
 logger = logging.getLogger(__name__)
 
 _TLS_VARIABLE = "PENSTOCK_TLS_CA"
-_QUIET_SECONDS = 2.0
+_WARNING_DELAY_SECONDS = 2.0
 
 T = TypeVar("T")
 
 
 class Place(NamedTuple):
-    """The way to a broker, in plain values that can be pickled.
+    """The address of a broker, in plain values that can be pickled.
 
-    With `wait`, both methods retry for `reconnect_timeout`: the broker may be restarting.
+    With `wait`, both methods retry for `reconnect_timeout`, because the broker may be restarting.
     """
 
-    # From the machine on which it was found: with a root it leads to the broker also after a
-    # restart on another port.
+    # For the driver's machine. With a root, it finds a broker that restarted on another port.
     nearby: EndpointOptions
-    # From any other.
+    # For other machines.
     remote: EndpointOptions
     machine: str
     reconnect_timeout: float
 
     @classmethod
     def find(cls, options: BrokerOptions, wait: bool = False) -> Self:
-        """SettingError or ConnectionError if the options lead nowhere; nothing is connected."""
-        return _try_for(options.reconnect_timeout if wait else 0, lambda: cls._find(options))
+        """Discovers the broker without connecting; SettingError or ConnectionError on failure."""
+        return _retry(options.reconnect_timeout if wait else 0, lambda: cls._find(options))
 
     @classmethod
     def _find(cls, options: BrokerOptions) -> Self:
-        said = options.endpoint_options()
-        if said.tls is None:
-            said = said._replace(tls=os.environ.get(_TLS_VARIABLE) or None)
-        found = said.find(os.environ)
-        if found.tls and not said.tls and not said.root:
+        given = options.endpoint_options()
+        if given.tls is None:
+            given = given._replace(tls=os.environ.get(_TLS_VARIABLE) or None)
+        found = given.find(os.environ)
+        if found.tls and not given.tls and not given.root:
             raise SettingError(
-                f"the broker on {found} has a certificate that tasks cannot know: name it with "
-                "option tls, or the broker's directory with option root"
+                f"tasks cannot find the certificate of the broker on {found}: set option tls to "
+                "the certificate, or option root to the broker's root directory"
             )
-        # No TLS is said as well, or a task would look for it in its own environment.
-        tls = said.tls if found.tls else False
+        # Without TLS it is False, as None makes a task read its own environment.
+        tls = given.tls if found.tls else False
         remote = EndpointOptions(found.host, found.port, found.unix_socket, found.token, tls)
         nearby = remote
-        if said.root:
-            root = Path(said.root).absolute()
-            # A token from the root is read again for each connection: it may have been rotated.
+        if given.root:
+            root = Path(given.root).absolute()
+            # The token of a root may be rotated, so each connection reads it again.
             token = None if found.token == try_token(root) else found.token
-            nearby = said._replace(token=token, root=root)
+            nearby = given._replace(token=token, root=root)
         return cls(nearby, remote, socket.gethostname(), options.reconnect_timeout)
 
     def __repr__(self) -> str:
-        # Without the token: Spark writes what it hands around into logs.
+        # Without the token, as Spark may log this.
         return f"<Place {self.remote.unix_socket or f'{self.remote.host}:{self.remote.port}'}>"
 
     def connect(self, wait: bool = False) -> InternalClient:
-        return _try_for(self.reconnect_timeout if wait else 0, self._connect)
+        return _retry(self.reconnect_timeout if wait else 0, self._connect)
 
     def _connect(self) -> InternalClient:
-        way = self.nearby if socket.gethostname() == self.machine else self.remote
+        endpoint = self.nearby if socket.gethostname() == self.machine else self.remote
         return InternalClient(
-            way.host,
-            way.port,
-            token=way.token,
-            tls=way.tls,
-            unix_socket=way.unix_socket,
-            root=way.root,
+            endpoint.host,
+            endpoint.port,
+            token=endpoint.token,
+            tls=endpoint.tls,
+            unix_socket=endpoint.unix_socket,
+            root=endpoint.root,
             reconnect_timeout=self.reconnect_timeout,
         )
 
 
-def _try_for(seconds: float, attempt: Callable[[], T]) -> T:
+def _retry(timeout: float, attempt: Callable[[], T]) -> T:
     began = time.monotonic()
-    told = False
+    is_warned = False
     for pause in delays():
         try:
             return attempt()
         except (OSError, ConnectFailedException) as error:
             waited = time.monotonic() - began
-            if not is_retryable(error) or waited + pause > seconds:
+            if not is_retryable(error) or waited + pause > timeout:
                 raise
-            # A wrong port would otherwise look like a query that does nothing. A short wait for a
-            # broker that is starting is not worth a warning.
-            if waited > min(_QUIET_SECONDS, seconds / 10) and not told:
-                logger.warning("%s; trying again for %g s", error, seconds)
-                told = True
+            # Without a warning, a query with a wrong port would seem to hang. The delay avoids
+            # warnings while a broker starts.
+            if waited > min(_WARNING_DELAY_SECONDS, timeout / 10) and not is_warned:
+                logger.warning("%s; retrying for %g s", error, timeout)
+                is_warned = True
         time.sleep(pause)
     raise AssertionError("delays do not end")

@@ -1,7 +1,7 @@
-"""From slices of streams to the tasks of a query: plain values, planned on the driver.
+"""Planning of a query's tasks from slices of streams, as plain values on the driver.
 
-A piece is the part of a slice that lies in one segment. A task gets pieces one behind the other,
-so that the rows of a stream stay in order from one partition to the next.
+A piece is the part of a slice in one segment. A task gets consecutive pieces, so the rows of a
+stream stay in order across partitions.
 """
 
 from __future__ import annotations
@@ -16,40 +16,40 @@ from penstock.model.storage import Location, SegmentSummary
 from penstock.spark.place import Place
 from penstock.spark.times import ALL_TIMES, TimeRange
 
-# A task costs some fifty milliseconds before it reads anything; less than this is not worth one.
-_MIN_BYTES = 8 * 1024 * 1024
-# More is read in several rounds, so that one that fails is not much to do again.
-_MAX_BYTES = 256 * 1024 * 1024
-# A message costs about as much as so many bytes, however small it is.
+# The minimum for a task: its start takes about 50 milliseconds.
+_MIN_TASK_BYTES = 8 * 1024 * 1024
+# The maximum for a task, which limits the work of a retry.
+_MAX_TASK_BYTES = 256 * 1024 * 1024
+# The cost of a message beside its payload, in bytes.
 _MESSAGE_BYTES = 64
 
 
 class Piece(NamedTuple):
-    """Messages [first, end) of one segment of a stream, and where that is."""
+    """Messages [first, end) of one segment of a stream, and the location of the segment."""
 
     stream: str
     stream_id: str
     segment: SegmentSummary
     first: int
     end: int
-    # None for a stream that has no files.
+    # None for a memory stream.
     root: str | None
     instance: str
-    # Only messages of these times are rows.
+    # Messages with other ingest times are no rows.
     times: TimeRange
 
     @property
     def cost(self) -> int:
-        """Bytes that it has to move, as far as they are known without looking."""
+        """The estimated cost of reading, in bytes."""
         segment = self.segment
         count = self.end - self.first
         size = segment.size * count // (segment.end - segment.first)
-        # A message has a byte at least: of a segment that is lost, any number costs nothing.
+        # Each message has at least a byte, so a lost segment costs nothing for any count.
         return max(size + min(count, size) * _MESSAGE_BYTES, 1)
 
 
 class ReadTask(InputPartition):
-    """What one Spark task reads."""
+    """The pieces that one Spark task reads."""
 
     def __init__(self, place: Place, pieces: Sequence[Piece]) -> None:
         self.place = place
@@ -68,7 +68,7 @@ def plan_pieces(
     end: int,
     times: TimeRange = ALL_TIMES,
 ) -> list[Piece]:
-    """The pieces of [first, end) in the segments that may hold messages of these times."""
+    """Plans the pieces of [first, end) in the segments that may have messages of these times."""
     return [
         Piece(
             stream,
@@ -88,33 +88,33 @@ def plan_pieces(
 def plan_tasks(
     place: Place, pieces: Iterable[Piece], min_partitions: int, cores: int | None = None
 ) -> list[ReadTask]:
-    """Tasks of about equal cost: one for each core as long as that is worth it."""
+    """Plans tasks of about equal cost: one or more for each core, or fewer for little data."""
     pieces = list(pieces)
     if not pieces:
         return []
     total = sum(piece.cost for piece in pieces)
     cores = cores or os.cpu_count() or 1
-    # As many for each core: a task that is left over at the end would be waited for.
-    rounds = -(-total // (cores * _MAX_BYTES))
-    share = max(-(-total // (cores * rounds)), _MIN_BYTES)
-    most = max(total // min_partitions, 1)
-    # Half of a piece may stand over: a segment that is read whole is checked at once. But not
-    # where so many tasks are asked for that each gets less.
-    in_place = 2 if share <= most else 1
-    share = min(share, most)
+    # The same number for each core, so that no core is idle while another runs a last task.
+    rounds = -(-total // (cores * _MAX_TASK_BYTES))
+    share = max(-(-total // (cores * rounds)), _MIN_TASK_BYTES)
+    max_share = max(total // min_partitions, 1)
+    # A task may exceed its share by half of a piece, because the check of a whole segment is
+    # faster. If min_partitions reduces the share, it may not.
+    divisor = 2 if share <= max_share else 1
+    share = min(share, max_share)
     tasks: list[list[Piece]] = []
-    room = 0
+    free = 0
     for piece in _cut(pieces, share):
-        if not tasks or room < piece.cost // in_place:
+        if not tasks or free < piece.cost // divisor:
             tasks.append([])
-            room = share
+            free = share
         tasks[-1].append(piece)
-        room -= piece.cost
+        free -= piece.cost
     return [ReadTask(place, task) for task in tasks]
 
 
 def _cut(pieces: Iterable[Piece], share: int) -> Iterable[Piece]:
-    """Pieces that are larger than a share, in parts."""
+    """Cuts pieces that are larger than a share into parts."""
     for piece in pieces:
         parts = min(-(-piece.cost // share), piece.end - piece.first)
         for part in range(parts):

@@ -1,4 +1,4 @@
-"""The Python of Spark's workers: the program they are, and what makes one quicker."""
+"""The Python of Spark's workers: its program, and adjustments inside a worker process."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ _PROGRAM = "python"
 
 
 def worker_python(executable: str, environment: Mapping[str, str]) -> Path:
-    """A program that runs this Python with the installed PySpark alone.
+    """Returns a program that runs this Python with the installed PySpark only.
 
-    Spark puts its own zipped copy of PySpark before everything else that a worker imports, and
-    what is imported from a zip is compiled anew by each process: nearly a second for each of the
-    half dozen that a query needs.
+    Spark puts its zipped copy of PySpark first on the path of workers. Each process compiles
+    modules of a zip again, which takes nearly a second in each of about six processes of a query.
     """
     copies = Path(pyspark.__path__[0]) / "python" / "lib"
     if environment.get("SPARK_HOME") or not (copies / "pyspark.zip").exists():
-        return Path(executable)  # a Spark of the user's own, whose PySpark may not be ours
+        return Path(executable)  # another Spark, whose PySpark may have another version
     script = _script(executable, copies)
     name = f"python/{hashlib.sha256(script.encode()).hexdigest()[:16]}"
 
@@ -57,20 +56,20 @@ def _script(executable: str, copies: Path) -> str:
 
 
 @cache
-def settle_worker() -> None:
-    """What a worker has imported by now is left alone by the garbage collector.
+def freeze_gc() -> None:
+    """Excludes all existing objects of a worker from garbage collection.
 
-    Spark has all of it looked through after each task, which takes a third of the time of a short
-    one. Once for a process: garbage that was settled would stay for good.
+    Spark collects garbage after each task, which takes a third of the time of a short task. Done
+    once in a process, because frozen garbage is never freed.
     """
     gc.freeze()
 
 
 def end_source_process() -> None:
-    """Ends the process of a streaming source once Java has closed the connection to it.
+    """Ends the process of a streaming source if Java has closed the connection to it.
 
-    For a source's `stop`, which PySpark calls last. PySpark would try to report the closed
-    connection to Java, fail, and print a traceback, unless Java kills the process before that.
+    Called by a source's `stop`, which PySpark calls last. Otherwise PySpark fails to report the
+    closed connection to Java and prints a traceback, unless Java kills the process earlier.
     """
     if isinstance(sys.exc_info()[1], (EOFError, BrokenPipeError, ConnectionResetError)):
         os._exit(0)

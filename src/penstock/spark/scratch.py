@@ -8,12 +8,12 @@ import tempfile
 from contextlib import suppress
 from pathlib import Path
 
-# The id of the pipeline's process follows, and a "-".
+# Followed by the id of the pipeline's process, and a "-".
 _PREFIX = "penstock-pipeline-"
 
 
 def make_scratch() -> tempfile.TemporaryDirectory[str]:
-    """Creates a directory, and removes those that killed pipelines have left behind."""
+    """Creates a directory, and removes the directories of killed pipelines."""
     for directory in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*-*"):
         pid = directory.name.removeprefix(_PREFIX).partition("-")[0]
         # ValueError: not a process id. PermissionError: a running process of another user.
@@ -24,6 +24,6 @@ def make_scratch() -> tempfile.TemporaryDirectory[str]:
                 shutil.rmtree(directory, ignore_errors=True)
     return tempfile.TemporaryDirectory(
         prefix=f"{_PREFIX}{os.getpid()}-",
-        # Processes of Spark may still write to it for a moment.
+        # Processes of Spark may still write to it.
         ignore_cleanup_errors=True,
     )

@@ -1,4 +1,4 @@
-"""Which streams a query is about, and from where to where it reads them."""
+"""The streams of a query, and the positions between which it reads them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from penstock.errors import ResourceNotFoundException, SettingError
 from penstock.model.limits import INT64_MAX
 from penstock.model.storage import StreamPosition
 
-# No stream's name holds one of these, so that a pattern is never mistaken for a name.
+# No name of a stream has these characters.
 _WILDCARDS = frozenset("*?[")
 
 _NUMBER = re.compile("[0-9]{1,19}")
@@ -20,9 +20,9 @@ Position = int | Literal["earliest", "latest"]
 
 
 def parse_streams(text: str) -> list[str]:
-    """Names and patterns: one, several with commas between them, or a JSON list.
+    """Parses names and patterns: one, several separated by commas, or a JSON list.
 
-    A name may hold a comma itself; only the list can name it.
+    A name with a comma requires the JSON list.
     """
     if text.lstrip().startswith("[") and '"' in text:
         try:
@@ -34,25 +34,25 @@ def parse_streams(text: str) -> list[str]:
         return list(names)
     names = [name.strip() for name in text.split(",")]
     if not all(names):
-        raise SettingError(f"option stream is {text!r}: a name between two commas is missing")
+        raise SettingError(f"option stream is {text!r}: expected names separated by commas")
     return names
 
 
 def require_found(wanted: Iterable[str], found: Iterable[StreamPosition]) -> None:
-    """ResourceNotFoundException for a stream that was named and is not there.
+    """Raises ResourceNotFoundException if a named stream does not exist.
 
-    A pattern may match none: its streams may be created later.
+    A pattern may match no stream, as its streams may be created later.
     """
     names = {stream.name for stream in found}
     for name in wanted:
         if not _WILDCARDS & set(name) and name not in names:
             raise ResourceNotFoundException(
-                f"the message stream {name!r} does not exist, or the token is not for it"
+                f"the message stream {name!r} does not exist, or the token has no access to it"
             )
 
 
 class Positions(NamedTuple):
-    """A starting or an ending position: one for all streams, and others for some of them."""
+    """Starting or ending positions: a default, and positions of single streams."""
 
     option: str
     default: Position
@@ -83,15 +83,15 @@ class Positions(NamedTuple):
         for name in self.by_stream:
             if name not in names:
                 raise SettingError(
-                    f"option {self.option} names {name!r}, which is none of the query's streams: "
-                    f"{', '.join(sorted(names)) or 'there are none yet'}"
+                    f"option {self.option} names {name!r}, which is not a stream of the query: "
+                    f"expected one of {', '.join(sorted(names)) or '(no streams exist)'}"
                 )
 
     def position_in(self, stream: StreamPosition) -> Position:
         return self.by_stream.get(stream.name, self.default)
 
     def resolve(self, stream: StreamPosition) -> int:
-        """A sequence number; it may be one that is gone, or that is not there yet."""
+        """Returns a sequence number, which may be outside the stream's messages."""
         position = self.position_in(stream)
         if position == "earliest":
             return stream.oldest_sequence_number
@@ -103,23 +103,23 @@ class Positions(NamedTuple):
 def require_one_bound(
     edge: Literal["starting", "ending"], position: str | None, timestamp: str | None
 ) -> None:
-    """SettingError if a query has both a position and a timestamp for the same bound."""
+    """Raises SettingError if a bound has both a position and a timestamp."""
     if position is not None and timestamp is not None:
         raise SettingError(
-            f"there are options {edge}Position and {edge}Timestamp: expected one of them"
+            f"options {edge}Position and {edge}Timestamp are both set: expected one of them"
         )
 
 
 def require_order(
     starting: Positions, ending: Positions, streams: Iterable[StreamPosition]
 ) -> None:
-    """SettingError for a stream whose starting sequence number is above its ending one."""
+    """Raises SettingError if a starting sequence number is above the ending one of its stream."""
     for stream in streams:
         first, end = starting.position_in(stream), ending.position_in(stream)
         if isinstance(first, int) and isinstance(end, int) and first > end:
             raise SettingError(
-                f"option startingPosition is {first} for stream {stream.name!r}, which is above "
-                f"endingPosition {end}: expected a number that is not above it"
+                f"option startingPosition is {first} for stream {stream.name!r}, and "
+                f"endingPosition is {end}: expected startingPosition <= endingPosition"
             )
 
 

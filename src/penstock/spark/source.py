@@ -1,4 +1,4 @@
-"""What Spark knows as format("penstock")."""
+"""The data source of Spark for format("penstock")."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from penstock.spark.options import (
     ChannelReadOptions,
     StreamReadOptions,
     WriteOptions,
-    check_names,
-    names_channel,
+    check_option_names,
+    is_channel_query,
     parse_options,
 )
-from penstock.spark.python import settle_worker
+from penstock.spark.python import freeze_gc
 
-# No column is ever null. That it is said saves Spark a look at every value.
+# Spark skips null checks for columns that are not nullable.
 SCHEMA = StructType(
     [
         StructField("stream", StringType(), nullable=False),
@@ -41,7 +41,7 @@ SCHEMA = StructType(
         StructField("payload", BinaryType(), nullable=False),
     ]
 )
-# Of a channel: a message has an id there, that no other message of the channel has.
+# In a channel each message has a unique id.
 CHANNEL_SCHEMA = StructType(
     [StructField("message_id", StringType(), nullable=False), *SCHEMA.fields]
 )
@@ -50,24 +50,24 @@ CHANNEL_SCHEMA = StructType(
 class PenstockDataSource(DataSource):
     """The streams of a broker, or a channel.
 
-    Spark makes one in a process of its own for each step of a query.
+    Spark creates an instance in a separate process for each step of a query.
     """
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        check_names(options)
-        settle_worker()
+        check_option_names(options)
+        freeze_gc()
 
     @classmethod
     def name(cls) -> str:
         return "penstock"
 
     def schema(self) -> StructType:
-        return CHANNEL_SCHEMA if names_channel(self.options) else SCHEMA
+        return CHANNEL_SCHEMA if is_channel_query(self.options) else SCHEMA
 
     def reader(self, schema: StructType) -> DataSourceReader:
         self._check_schema(schema)
-        if names_channel(self.options):
+        if is_channel_query(self.options):
             from penstock.spark.channels import ChannelReader
 
             return ChannelReader(parse_options(self.options, ChannelReadOptions))
@@ -79,7 +79,7 @@ class PenstockDataSource(DataSource):
         from penstock.spark.streaming import PenstockStreamReader
 
         self._check_schema(schema)
-        if names_channel(self.options):
+        if is_channel_query(self.options):
             raise SettingError(
                 "option channel is for spark.read, not for spark.readStream: read the stream that "
                 "fills the channel, with option stream"
@@ -103,6 +103,5 @@ class PenstockDataSource(DataSource):
         if schema != expected:
             raise SettingError(
                 f"the schema is {schema.simpleString()}: expected none, as the columns are always "
-                f"{expected.simpleString()}; leave .schema(…) out, and parse payloads with "
-                "from_json"
+                f"{expected.simpleString()}; remove .schema(…), and parse payloads with from_json"
             )

@@ -1,4 +1,4 @@
-"""A Spark session that is set up for this machine, and format("penstock") made known to one."""
+"""A Spark session configured for this machine, and the registration of format("penstock")."""
 
 from __future__ import annotations
 
@@ -16,28 +16,30 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.class_archive import ClassArchive
 from penstock.spark.java import find_java, java_home_for_spark
+from penstock.spark.pyspark_internals import start_java
 from penstock.spark.python import worker_python
 
 _LOOPBACK = "127.0.0.1"
 _LOCAL_SETTINGS = {
-    # Without a network between its parts nothing has to listen to one. The web pages would, on all
-    # addresses, whatever the driver is bound to.
+    # A local Spark needs no network. The web pages would listen on all addresses, even if the
+    # driver is bound to loopback.
     "spark.driver.bindAddress": _LOOPBACK,
     "spark.driver.host": _LOOPBACK,
     "spark.ui.enabled": "false",
-    # Between Java and Python: with the usual 64 KiB, each batch of messages takes dozens of turns.
+    # The buffer between Java and Python. With the default of 64 KiB, each batch of messages takes
+    # dozens of transfers.
     "spark.buffer.size": str(2**20),
 }
 _SHUFFLE_PARTITIONS = "spark.sql.shuffle.partitions"
 _REGISTERED = "penstock.registered"
 _PYTHON_VARIABLE = "PYSPARK_PYTHON"
-_QUIET_LOGS = Path(__file__).with_name("log4j2.properties")
+_LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 
-# A query that is stopped in the middle of a batch looks for the reason in the error's text, with a
-# pattern that goes so deep that it overflows the usual stacks.
-_DEEP_STACKS = "-Xss4m"
-# Spark looks whether a value is null before it gets one from Arrow, which would look once more.
-_NO_SECOND_LOOK = "-Darrow.enable_null_check_for_get=false"
+# If a query is stopped during a batch, Spark matches the error's text with a recursive pattern,
+# which overflows stacks of the default size.
+_STACK_SIZE = "-Xss4m"
+# Spark checks for null before it gets a value from Arrow, so Arrow need not.
+_NO_NULL_CHECK = "-Darrow.enable_null_check_for_get=false"
 
 _MIN_HEAP_MB = 512
 _MAX_HEAP_MB = 4096
@@ -49,23 +51,23 @@ def session(
     master: str | None = None,
     config: Mapping[str, str] | None = None,
 ) -> SparkSession:
-    """A session that knows format("penstock"): the one that runs, or one that fits this machine.
+    """Returns the running session, or starts one for this machine, with format("penstock").
 
-    Without a master Spark runs in this process's own Java, on all cores. What is set elsewhere
-    (spark-submit, spark-defaults.conf, Spark's variables) is kept, and `config` wins over all.
+    Without a master, Spark runs locally on all cores. Settings from elsewhere (spark-submit,
+    spark-defaults.conf, Spark's variables) are kept, but `config` has precedence.
     """
-    asked = {}
+    requested = {}
     if app_name is not None:
-        asked["spark.app.name"] = app_name
+        requested["spark.app.name"] = app_name
     if master is not None:
-        asked["spark.master"] = master
-    asked.update(config or {})
+        requested["spark.master"] = master
+    requested.update(config or {})
 
-    if _is_running() or "SPARK_REMOTE" in os.environ or "spark.remote" in asked:
-        only_asked = SparkConf(loadDefaults=False).setAll(list(asked.items()))
-        spark = SparkSession.builder.config(conf=only_asked).getOrCreate()
+    if _is_running() or "SPARK_REMOTE" in os.environ or "spark.remote" in requested:
+        conf = SparkConf(loadDefaults=False).setAll(list(requested.items()))
+        spark = SparkSession.builder.config(conf=conf).getOrCreate()
     else:
-        spark = _start(asked)
+        spark = _start(requested)
     register(spark)
     return spark
 
@@ -73,42 +75,41 @@ def session(
 def start_context(
     app_name: str, *, master: str, config: Mapping[str, str], archive: ClassArchive
 ) -> SparkContext:
-    """A SparkContext that is set up as `session` does it, without Spark SQL, which is large."""
-    asked = {"spark.app.name": app_name, "spark.master": master, **config}
-    return SparkContext.getOrCreate(_start_java(asked, archive))
+    """Starts a SparkContext with the settings of `session`, but without Spark SQL."""
+    requested = {"spark.app.name": app_name, "spark.master": master, **config}
+    return SparkContext.getOrCreate(_start_java(requested, archive))
 
 
 def register(spark: SparkSession) -> None:
-    """Makes format("penstock") known to a session; once or many times."""
+    """Registers format("penstock") in a session; repeated calls have no effect."""
     from penstock.spark.source import SCHEMA, PenstockDataSource
 
-    # Spark warns when a source is replaced. Its settings live and die with the session, as the
-    # sources that it knows do.
+    # Spark warns if a source is replaced. Settings have the lifetime of the session, as sources do.
     if spark.conf.get(_REGISTERED, None) is None:
         if SparkSession.getActiveSession() is not spark:
-            # It looks for the name in the session of this thread, which this makes the right one.
+            # Sources are registered in the active session; this makes it the active one.
             spark.createDataFrame([], SCHEMA)
         spark.dataSource.register(PenstockDataSource)
         spark.conf.set(_REGISTERED, "true")
 
 
 def heap_megabytes(total_memory_bytes: int) -> int:
-    """How much of the memory is for Java's heap; Python's workers and the broker need some too."""
+    """Returns the size of Java's heap, which leaves memory for Python workers and the broker."""
     quarter = total_memory_bytes // 4 // 2**20
     return min(max(quarter, _MIN_HEAP_MB), _MAX_HEAP_MB)
 
 
 def memory_bytes(root: Path = Path("/")) -> int:
-    """The memory of this machine, or of the container or service that this process runs in."""
-    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    """Returns the memory of this machine, or the limit of this process's container or service."""
+    limits = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
     for path in _memory_limits(root):
-        with suppress(OSError, ValueError):  # there is none, or it is "max"
-            found.append(int(path.read_text()))
-    return min(found)
+        with suppress(OSError, ValueError):  # the file is missing, or has "max"
+            limits.append(int(path.read_text()))
+    return min(limits)
 
 
 def _memory_limits(root: Path) -> Iterator[Path]:
-    """Where limits may be: in the control group of this process, and all that it is part of."""
+    """Yields the limit files of this process's control group and of its parent groups."""
     groups = root / "proc" / "self" / "cgroup"
     for line in groups.read_text().splitlines() if groups.exists() else []:
         _, controllers, path = line.split(":", 2)
@@ -131,10 +132,10 @@ def _is_running() -> bool:
     return True
 
 
-def _start(asked: dict[str, str]) -> SparkSession:
-    known = _start_java(asked)
-    spark = SparkSession.builder.config(conf=known).getOrCreate()
-    if _is_local(known) and not known.contains(_SHUFFLE_PARTITIONS):
+def _start(requested: dict[str, str]) -> SparkSession:
+    conf = _start_java(requested)
+    spark = SparkSession.builder.config(conf=conf).getOrCreate()
+    if _is_local(conf) and not conf.contains(_SHUFFLE_PARTITIONS):
         spark.conf.set(_SHUFFLE_PARTITIONS, spark.sparkContext.defaultParallelism)
     return spark
 
@@ -143,41 +144,41 @@ def _is_local(conf: SparkConf) -> bool:
     return conf.get("spark.master", "").startswith("local")
 
 
-def _start_java(asked: dict[str, str], archive: ClassArchive | None = None) -> SparkConf:
-    """Starts Java, and gives the settings of a context in it."""
+def _start_java(requested: dict[str, str], archive: ClassArchive | None = None) -> SparkConf:
+    """Starts Java, and returns the settings of a context in it."""
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # spark-submit has started Java
-        SparkContext._ensure_initialized()  # noqa: SLF001
+        start_java()
     else:
-        asked = {"spark.app.name": "penstock", "spark.ui.showConsoleProgress": "false", **asked}
-        with _set_for_now(_variables_for_java(os.environ, archive)):
-            SparkContext._ensure_initialized(conf=SparkConf().setAll(list(asked.items())))  # noqa: SLF001
-    # Only now, with all files and variables read by Spark itself, is it known what the master is.
-    known = SparkConf().setAll(list(asked.items()))
-    if _is_local(known):
+        defaults = {"spark.app.name": "penstock", "spark.ui.showConsoleProgress": "false"}
+        requested = defaults | requested
+        with _temporary_variables(_variables_for_java(os.environ, archive)):
+            start_java(SparkConf().setAll(list(requested.items())))
+    # The master is known only after Java has read all of Spark's files and variables.
+    conf = SparkConf().setAll(list(requested.items()))
+    if _is_local(conf):
         for name, value in _LOCAL_SETTINGS.items():
-            known.setIfMissing(name, value)
-    _choose_python(known, os.environ)
-    return known
+            conf.setIfMissing(name, value)
+    _choose_python(conf, os.environ)
+    return conf
 
 
 def _choose_python(settings: SparkConf, environment: MutableMapping[str, str]) -> None:
     """Sets the variable that names the Python of workers.
 
-    PySpark reads this variable and not the setting, which takes precedence as with spark-submit.
+    PySpark ignores the setting, which overrides the variable in spark-submit, and here.
     """
-    chosen = settings.get("spark.pyspark.python", "")
-    if chosen:
-        environment[_PYTHON_VARIABLE] = chosen
+    python = settings.get("spark.pyspark.python", "")
+    if python:
+        environment[_PYTHON_VARIABLE] = python
     elif _is_local(settings) and _PYTHON_VARIABLE not in environment:
-        # Another Python would not find what this one has installed. On other machines there may be
-        # none at this path: what a cluster's workers are is for those who set it up.
+        # Another Python would lack the packages of this one. On a cluster this path may not exist.
         environment[_PYTHON_VARIABLE] = str(worker_python(sys.executable, environment))
 
 
 def _variables_for_java(
     environment: Mapping[str, str], archive: ClassArchive | None = None
 ) -> dict[str, str]:
-    """What Java is started with, as variables: unlike settings, they hide nothing of the user's."""
+    """Returns variables for the start of Java; unlike settings, they override no user settings."""
     java_home = find_java(environment).home
     variables = {
         "JAVA_HOME": str(java_home_for_spark(java_home, environment)),
@@ -186,19 +187,19 @@ def _variables_for_java(
             "SPARK_DRIVER_MEMORY", f"{heap_megabytes(memory_bytes())}m"
         ),
     }
-    options = [_DEEP_STACKS, _NO_SECOND_LOOK]
+    options = [_STACK_SIZE, _NO_NULL_CHECK]
     if not _has_log_settings(environment):
-        options.append(f"-Dlog4j2.configurationFile={_QUIET_LOGS.as_uri()}")
+        options.append(f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}")
     if archive is not None:
         options += archive.options(java_home)
-    # Of two the last one counts.
+    # The last one of two equal options takes effect.
     options.append(environment.get("SPARK_SUBMIT_OPTS", ""))
     variables["SPARK_SUBMIT_OPTS"] = " ".join(options)
     return variables
 
 
 @contextmanager
-def _set_for_now(variables: Mapping[str, str]) -> Iterator[None]:
+def _temporary_variables(variables: Mapping[str, str]) -> Iterator[None]:
     before = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:

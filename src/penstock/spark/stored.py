@@ -1,8 +1,7 @@
-"""Messages as segments hold them, checked and turned into Arrow columns.
+"""Stored messages, with verification of checksums and conversion to Arrow columns.
 
-Whether they were mapped or came over the wire, they are two buffers: index entries, and the
-payloads they refer to. A segment is an Arrow binary column as it stands, so that nothing is
-copied on the way to Spark but the end positions.
+Mapped messages and messages from the wire are two buffers: index entries and payloads. The payloads
+of a segment have the layout of an Arrow binary column, so only end positions are copied.
 """
 
 from __future__ import annotations
@@ -27,43 +26,43 @@ _COLUMNS: dict[str, pa.DataType] = {
     "ingest_time": pa.timestamp("us", tz="UTC"),
     "payload": pa.binary(),
 }
-# As Spark makes it of the schema of the source.
+# The schema that Spark derives from the schema of the source.
 ARROW_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
 
-# A batch ends with either: large ones spoil the caches, small ones cost more than they hold.
-_BATCH_BYTES = 4 * 1024 * 1024
-_BATCH_MESSAGES = 16_384
-# So many checksums are compared at once: a task may have millions of small messages, and as
-# Python objects they take many times what they take in a segment.
-_CHECKED_MESSAGES = 65_536
+# The limits of a batch: large ones exceed the CPU cache, small ones have too much overhead.
+_MAX_BATCH_BYTES = 4 * 1024 * 1024
+_MAX_BATCH_MESSAGES = 16_384
+# The number of checksums that are compared at once. It limits the memory for Python objects, as a
+# task may have millions of small messages.
+_MAX_CHECKED_MESSAGES = 65_536
 
 Mask = npt.NDArray[np.bool_]
 _NONE: Mask = np.empty(0, np.bool_)
 
 
-class Stored(NamedTuple):
-    """Consecutive messages from `first` on; `payloads` begins at `position` of the data file."""
+class StoredMessages(NamedTuple):
+    """Consecutive messages from `first` on. `payloads` begins at `position` of the data file."""
 
     first: int
     entries: npt.NDArray[np.void]
     payloads: pa.Buffer
     position: int
-    # Where the first payload begins, from the beginning of `payloads`.
+    # The position of the first payload in `payloads`.
     start: int = 0
 
     @property
     def end(self) -> int:
         return self.first + len(self.entries)
 
-    def part(self, first: int, end: int) -> Stored:
-        """The messages [first, end) of these."""
+    def part(self, first: int, end: int) -> StoredMessages:
+        """Returns the messages [first, end)."""
         skipped = first - self.first
         start = int(self.entries["end"][skipped - 1]) - self.position if skipped else self.start
         entries = self.entries[skipped : end - self.first]
-        return Stored(first, entries, self.payloads, self.position, start)
+        return StoredMessages(first, entries, self.payloads, self.position, start)
 
     def is_intact(self, segment: SegmentSummary) -> bool:
-        """Whether these are all bytes of that segment, as the broker wrote them."""
+        """Whether these are all messages of the segment, with the checksums of its files."""
         return (
             self.first == segment.first
             and self.end == segment.end
@@ -72,21 +71,21 @@ class Stored(NamedTuple):
             and crc32(self.payloads) == segment.data_crc
         )
 
-    def intact_parts(self) -> list[Stored]:
-        """The runs of messages that are what was written, each by its own checksum."""
-        steps = range(self.first, self.end, _CHECKED_MESSAGES)
-        parts = (self.part(step, min(step + _CHECKED_MESSAGES, self.end)) for step in steps)
+    def intact_parts(self) -> list[StoredMessages]:
+        """Returns the runs of messages whose own checksums match."""
+        steps = range(self.first, self.end, _MAX_CHECKED_MESSAGES)
+        parts = (self.part(step, min(step + _MAX_CHECKED_MESSAGES, self.end)) for step in steps)
         return self._runs(np.concatenate([_NONE, *map(_find_intact, parts)]))
 
-    def between(self, times: TimeRange) -> list[Stored]:
-        """The runs of messages of these times: one, unless the clock was set back."""
+    def between(self, times: TimeRange) -> list[StoredMessages]:
+        """Returns the runs of messages in these times: one, unless the clock was set back."""
         if times == ALL_TIMES:
             return [self]
-        found = self.entries["ingest_time"]
-        return self._runs((found >= times.start) & (found < times.end))
+        ingest_times = self.entries["ingest_time"]
+        return self._runs((ingest_times >= times.start) & (ingest_times < times.end))
 
-    def _runs(self, mask: Mask) -> list[Stored]:
-        """The runs of messages that the mask selects."""
+    def _runs(self, mask: Mask) -> list[StoredMessages]:
+        """Returns the runs of messages that the mask selects."""
         if mask.all():
             return [self]
         edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
@@ -96,14 +95,14 @@ class Stored(NamedTuple):
         ]
 
     def batches(self, stream: str) -> Iterator[pa.RecordBatch]:
-        """The messages as rows; they have to be intact."""
+        """Yields the messages as rows; the messages must be intact."""
         offsets = self._offsets()
         count = len(self.entries)
         start = 0
         while start < count:
-            window = offsets[start : start + _BATCH_MESSAGES + 1]
-            # As Python's number: behind the limit there may be more than 32 bits hold.
-            fitting = np.searchsorted(window, int(window[0]) + _BATCH_BYTES, side="right") - 1
+            window = offsets[start : start + _MAX_BATCH_MESSAGES + 1]
+            # A Python integer, because the sum may exceed 32 bits.
+            fitting = np.searchsorted(window, int(window[0]) + _MAX_BATCH_BYTES, side="right") - 1
             stop = start + max(int(fitting), 1)
             yield self._batch(stream, start, stop, offsets)
             start = stop
@@ -131,23 +130,23 @@ class Stored(NamedTuple):
         )
 
     def _offsets(self) -> npt.NDArray[np.int32]:
-        """Where each payload begins in `payloads`, and where the last one ends."""
+        """Returns the position of each payload in `payloads`, and the end of the last one."""
         offsets = np.empty(len(self.entries) + 1, np.int32)
         offsets[0] = self.start
         offsets[1:] = self.entries["end"] - np.uint32(self.position)
         return offsets
 
 
-def _find_intact(stored: Stored) -> Mask:
-    """Which messages are what was written, each by its own checksum."""
+def _find_intact(stored: StoredMessages) -> Mask:
+    """Returns a mask of the messages whose own checksums match."""
     times = stored.entries["ingest_time"]
     seeds = ((times ^ (times >> 32)) & 0xFFFFFFFF).tolist()
-    # Wider than those of a column: an end that is wrong may lie anywhere, also before 0.
+    # 64 bits wide, because a damaged end may be anywhere, even below 0.
     ends = stored.entries["end"].astype(np.int64) - stored.position
     begins = np.concatenate(([stored.start], ends[:-1]))
     view = memoryview(stored.payloads)
     payloads = map(view.__getitem__, map(slice, begins.tolist(), ends.tolist()))
-    found = np.fromiter(map(crc32, payloads, seeds), np.uint32, len(seeds))
-    is_there = (begins >= 0) & (begins < ends) & (ends <= len(view))
-    mask: Mask = (found == stored.entries["checksum"]) & is_there
+    checksums = np.fromiter(map(crc32, payloads, seeds), np.uint32, len(seeds))
+    is_inside = (begins >= 0) & (begins < ends) & (ends <= len(view))
+    mask: Mask = (checksums == stored.entries["checksum"]) & is_inside
     return mask

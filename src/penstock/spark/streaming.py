@@ -1,4 +1,4 @@
-"""spark.readStream: what the streams of a query have, and what comes, batch by batch."""
+"""spark.readStream: existing and new messages of streams, in micro-batches."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from pyspark.sql.streaming.datasource import (
 from penstock.client.internal import InternalClient
 from penstock.errors import SettingError
 from penstock.model.storage import StreamPosition
-from penstock.spark.admission import share_out
+from penstock.spark.admission import divide_limit
 from penstock.spark.locating import Locator
-from penstock.spark.losses import ends_before, report_loss
-from penstock.spark.offsets import Offsets, Reached
+from penstock.spark.losses import describe_cut_off, report_loss
+from penstock.spark.offsets import Offsets, StreamOffset
 from penstock.spark.options import StreamReadOptions, Via
 from penstock.spark.piece_reader import PieceReader, read_task
 from penstock.spark.place import Place
@@ -37,18 +37,18 @@ from penstock.spark.selection import (
 )
 from penstock.spark.times import TimeRange
 
-# A trigger that finds nothing waits so long at the broker for a message: it is met at once, and an
-# idle query costs little. No longer, because a query of several sources asks one after the other.
+# The time that a trigger without messages waits for one at the broker, so that an idle query costs
+# little. It is short, because a query with several sources polls them in turn.
 _WAIT_MILLIS = 100
-# In an offset: the checkpoint does not know it yet.
-_UNMARKED = "unmarked"
+# The key that marks an initial offset that is not yet in the checkpoint.
+_NOT_IN_CHECKPOINT = "unmarked"
 
 
 class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Says how far the streams go, and plans and reads what is between two such places.
+    """Finds the offsets of a streaming query, plans its micro-batches and reads them in tasks.
 
-    Spark has one of these in a process of its own as long as a query runs, and gives copies of
-    another one to the tasks.
+    Spark keeps one instance in a separate process while a query runs, and passes copies of another
+    instance to tasks.
     """
 
     def __init__(self, options: StreamReadOptions, clock: Callable[[], float] = time.time) -> None:
@@ -62,30 +62,29 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._client: InternalClient | None = None
         self._initial: dict[str, Any] | None = None
         self._newest: Offsets | None = None
-        # With the trigger availableNow: where the query ends.
+        # The end of a query with the trigger availableNow.
         self._target: Offsets | None = None
 
-    # Where a query begins, and how far it may go
+    # Offsets
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's
-        # Spark asks several times before it has a first batch.
+        # Spark calls this several times before the first batch.
         if self._initial is None:
-            self._initial = self._begin()
+            self._initial = self._find_initial_offset()
         return self._initial
 
-    def _begin(self) -> dict[str, Any]:
+    def _find_initial_offset(self) -> dict[str, Any]:
         streams = self._connected().watch_streams(self._streams)
         require_found(self._streams, streams)
         self._starting.require_known(streams)
-        begin = Offsets(
-            (stream.name, Reached(stream.stream_id, self._first_number(stream)))
+        initial = Offsets(
+            (stream.name, StreamOffset(stream.stream_id, self._first_number(stream)))
             for stream in streams
         ).to_json()
-        # Where a query begins is in its checkpoint only as the end of its first batch. One that
-        # begins with the latest, or at a time, gets an empty batch for that: a restart before the
-        # first message would move its beginning.
+        # The checkpoint has the initial offset only as the end of a first batch. A start at the
+        # latest message or at a time gets an empty first batch, so that a restart does not move it.
         moves = self._starting.has_latest or self._options.starting_timestamp is not None
-        return {**begin, _UNMARKED: True} if moves else begin
+        return {**initial, _NOT_IN_CHECKPOINT: True} if moves else initial
 
     def _first_number(self, stream: StreamPosition) -> int:
         if self._options.starting_timestamp is not None:
@@ -93,25 +92,25 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         number = self._starting.resolve(stream)
         if number > stream.end_sequence_number:
             raise SettingError(
-                f"option startingPosition is {number}: stream {stream.name!r} ends with "
-                f"{stream.end_sequence_number - 1}"
+                f"option startingPosition is {number}: expected at most "
+                f"{stream.end_sequence_number}, the end of stream {stream.name!r}"
             )
         return max(number, stream.oldest_sequence_number)
 
     def _find_time(self, stream: StreamPosition) -> int:
-        """The number of the first message at or after startingTimestamp, or the stream's end."""
+        """Returns the first message at or after startingTimestamp, or the end of the stream."""
         options = self._options
         oldest, end = stream.oldest_sequence_number, stream.end_sequence_number
         pieces = self._locator().plan(stream, oldest, end, self._times)
         assert self._place is not None
-        # Only tasks insist on files: the driver may run on another machine.
+        # The driver does not require files, as it may run on another machine than the tasks.
         via: Via = "wire" if options.via == "wire" else "auto"
         with PieceReader(self._place, via=via, fails_on_loss=options.fail_on_data_loss) as reader:
             found = next((n for n in map(reader.find_first, pieces) if n is not None), None)
         if found is None and self._times.start > self._clock() * 1000:
             raise SettingError(
                 f"option startingTimestamp is {options.starting_timestamp!r}, which is in the "
-                f"future, and stream {stream.name!r} has no message of that time: expected a time "
+                f"future, and stream {stream.name!r} has no message from then on: expected a time "
                 "up to now"
             )
         return end if found is None else found
@@ -130,7 +129,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         reached = Offsets.from_json(start)
-        if _UNMARKED in start:
+        if _NOT_IN_CHECKPOINT in start:
             return reached.to_json()
         streams = self._watch(reached)
         self._newest = _ends(streams)
@@ -138,9 +137,9 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         firsts = {stream.name: self._next_number(stream, reached) for stream in streams}
         ends = {stream.name: self._last_end(stream, firsts[stream.name]) for stream in streams}
         if not isinstance(limit, ReadAllAvailable):
-            ends = self._admit(streams, firsts, ends)
+            ends = self._limit_ends(streams, firsts, ends)
         return Offsets(
-            (stream.name, Reached(stream.stream_id, ends[stream.name])) for stream in streams
+            (stream.name, StreamOffset(stream.stream_id, ends[stream.name])) for stream in streams
         ).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802 - Spark's
@@ -157,26 +156,28 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         ids = {stream.name: stream.stream_id for stream in streams}
         for name, stream in reached.items():
             if not any(fnmatchcase(name, pattern) for pattern in self._streams):
-                self._lose(
-                    name, "the query has read it before, and option stream leaves it out now"
+                self._report_loss(
+                    name, "the query read it before, but option stream no longer includes it"
                 )
             elif name not in ids:
-                self._lose(name, f"it was deleted after message {stream.next_number - 1} was read")
+                self._report_loss(
+                    name, f"it was deleted after message {stream.next_number - 1} was read"
+                )
             elif ids[name] != stream.stream_id:
-                self._lose(
+                self._report_loss(
                     name,
                     f"it was deleted after message {stream.next_number - 1} was read, and created "
-                    "again: its messages are other ones",
+                    "again with other messages",
                 )
 
     def _next_number(self, stream: StreamPosition, reached: Offsets) -> int:
-        """Where the next batch begins; messages that are gone are met when it is planned."""
+        """Returns the start of the next batch; its planning reports removed messages."""
         number = reached.start_in(stream)
         if number is None:
-            # Created after the query began: all of it is new.
+            # All messages of a stream that was created later are new.
             return stream.oldest_sequence_number
         if number > stream.end_sequence_number:
-            self._lose(stream.name, ends_before(stream.end_sequence_number, number))
+            self._report_loss(stream.name, describe_cut_off(stream.end_sequence_number, number))
         return min(max(number, stream.oldest_sequence_number), stream.end_sequence_number)
 
     def _last_end(self, stream: StreamPosition, first: int) -> int:
@@ -185,15 +186,15 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return stream.end_sequence_number
         return max(first, min(target, stream.end_sequence_number))
 
-    def _admit(
+    def _limit_ends(
         self, streams: Sequence[StreamPosition], firsts: dict[str, int], ends: dict[str, int]
     ) -> dict[str, int]:
-        """As much of each stream as the limits of the options let through."""
+        """Returns the ends of a batch within the limits of a trigger."""
         max_messages = self._options.max_messages_per_trigger
         max_bytes = self._options.max_bytes_per_trigger
         if max_messages is not None:
             backlogs = {name: end - firsts[name] for name, end in ends.items()}
-            shares = share_out(max_messages, backlogs)
+            shares = divide_limit(max_messages, backlogs)
             ends = {name: min(end, firsts[name] + shares[name]) for name, end in ends.items()}
         if max_bytes is not None:
             behind = [stream for stream in streams if firsts[stream.name] < ends[stream.name]]
@@ -202,7 +203,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 s.name: sum(p.cost for p in locator.plan(s, firsts[s.name], ends[s.name]))
                 for s in behind
             }
-            shares = share_out(max_bytes, sizes)
+            shares = divide_limit(max_bytes, sizes)
             for stream in behind:
                 first, end, share = firsts[stream.name], ends[stream.name], shares[stream.name]
                 ends[stream.name] = locator.find_end(stream, first, end, share) if share else first
@@ -221,7 +222,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             if last is None:
                 continue
             if first is None:
-                # Created after the query began: all that it still has is new.
+                # All messages of a stream that was created later are new.
                 first = stream.oldest_sequence_number
             pieces += locator.plan(stream, first, last)
         assert self._place is not None
@@ -233,7 +234,7 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         yield from read_task(partition, via=options.via, fails_on_loss=options.fail_on_data_loss)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """The checkpoint has it; streams keep their messages for other readers."""
+        """Does nothing: Spark stores the offset, and streams keep messages for other readers."""
 
     def stop(self) -> None:
         if self._client is not None:
@@ -243,8 +244,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _locator(self) -> Locator:
         return Locator(self._connected(), fails_on_loss=self._options.fail_on_data_loss)
 
-    def _lose(self, stream: str, what: str) -> None:
-        report_loss(stream, what, fails=self._options.fail_on_data_loss)
+    def _report_loss(self, stream: str, loss: str) -> None:
+        report_loss(stream, loss, fails=self._options.fail_on_data_loss)
 
     def _connected(self) -> InternalClient:
         if self._client is None:
@@ -255,5 +256,6 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 def _ends(streams: Sequence[StreamPosition]) -> Offsets:
     return Offsets(
-        (stream.name, Reached(stream.stream_id, stream.end_sequence_number)) for stream in streams
+        (stream.name, StreamOffset(stream.stream_id, stream.end_sequence_number))
+        for stream in streams
     )

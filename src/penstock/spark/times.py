@@ -1,4 +1,4 @@
-"""Ranges of ingest times, as the options startingTimestamp and endingTimestamp give them."""
+"""Ranges of ingest times, from the options startingTimestamp and endingTimestamp."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _NUMBER = re.compile("[0-9]{1,19}")
 class TimeRange(NamedTuple):
     """Ingest times [start, end), in milliseconds since the epoch.
 
-    Ingest times follow the broker's clock, which may be set back. So they usually ascend with the
-    sequence numbers, but a range of times is not always a range of sequence numbers.
+    Ingest times follow the broker's clock, which may be set back. So a range of times is usually,
+    but not always, a range of sequence numbers.
     """
 
     start: int = -INT64_MAX
@@ -27,21 +27,21 @@ class TimeRange(NamedTuple):
 
     @classmethod
     def parse(cls, starting: str | None, ending: str | None) -> Self:
-        """The range that the two options give; SettingError for a bad value, or for no range."""
-        found = cls()
+        """Parses both options; SettingError for a bad value, or a start after the end."""
+        times = cls()
         if starting is not None:
-            found = found._replace(start=parse_timestamp("startingTimestamp", starting))
+            times = times._replace(start=parse_timestamp("startingTimestamp", starting))
         if ending is not None:
-            found = found._replace(end=parse_timestamp("endingTimestamp", ending))
-        if found.start > found.end:
+            times = times._replace(end=parse_timestamp("endingTimestamp", ending))
+        if times.start > times.end:
             raise SettingError(
-                f"option startingTimestamp is {starting!r}, which is after endingTimestamp "
-                f"{ending!r}: expected a time that is not after it"
+                f"option startingTimestamp is {starting!r}, and endingTimestamp is {ending!r}: "
+                "expected startingTimestamp <= endingTimestamp"
             )
-        return found
+        return times
 
     def may_be_in(self, segment: SegmentSummary) -> bool:
-        """Whether a segment may hold messages of these times."""
+        """Whether a segment may have messages with these times."""
         # The times of a lost segment are unknown.
         is_lost = segment.size == 0
         return is_lost or (segment.newest_time >= self.start and segment.oldest_time < self.end)
@@ -51,7 +51,7 @@ ALL_TIMES = TimeRange()
 
 
 def parse_timestamp(option: str, text: str) -> int:
-    """Milliseconds since the epoch, rounded up: the first one at or after the time."""
+    """Returns a time in milliseconds since the epoch, rounded up."""
     text = text.strip()
     if _NUMBER.fullmatch(text) and int(text) <= INT64_MAX:
         return int(text)
@@ -62,7 +62,7 @@ def parse_timestamp(option: str, text: str) -> int:
     if moment is None or moment.tzinfo is None:
         raise SettingError(
             f"option {option} is {text!r}: expected milliseconds since the epoch, or an ISO-8601 "
-            "time with its zone, such as 2026-01-31T12:00:00Z or 2026-01-31T13:00:00+01:00"
+            "time with a zone, such as 2026-01-31T12:00:00Z or 2026-01-31T13:00:00+01:00"
         )
     # Floor division of the negated difference rounds up.
     return -((_EPOCH - moment) // _MILLISECOND)

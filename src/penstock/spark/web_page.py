@@ -1,9 +1,9 @@
-"""Spark's own page, behind a proxy that checks the Host header.
+"""Proxy for the web page of Spark, which checks the Host header.
 
-Spark's page answers every request that reaches its port. By DNS rebinding, a web site could read
-it through the browser of a user of this machine. So Spark answers only signed requests
-(`org.apache.spark.ui.JWSFilter`), and only this proxy, on loopback, knows the key. It forwards
-requests whose Host header is an address of loopback.
+The page answers every request to its port, so a web site could read it by DNS rebinding through
+the browser of a user of this machine. Therefore Spark accepts only signed requests
+(`org.apache.spark.ui.JWSFilter`), and this proxy on loopback signs the requests that it forwards.
+It rejects requests whose Host header is not an address of loopback.
 """
 
 from __future__ import annotations
@@ -24,12 +24,15 @@ _FILTER = "org.apache.spark.ui.JWSFilter"
 _LOOPBACK = "127.0.0.1"
 _HOSTS = ("127.0.0.1", "localhost", "[::1]")
 _TIMEOUT_SECONDS = 30.0
-# Others concern the connection to Spark, or are written by the proxy itself.
+# Headers that concern the connection to Spark, or that the proxy writes itself.
 _NOT_FORWARDED = {"connection", "content-length", "date", "server", "transfer-encoding"}
 
 
 class SparkPage:
-    """`settings` are for the Spark session; `open` when its page is there, and `close` after it."""
+    """The web page of Spark behind a proxy. `settings` are Spark settings that require signatures.
+
+    Call `open` after Spark has started, and `close` at the end.
+    """
 
     def __init__(self) -> None:
         self._key = secrets.token_bytes(32)
@@ -40,7 +43,7 @@ class SparkPage:
         }
 
     def open(self, spark_url: str) -> str:
-        """The address of the proxy for Spark's page at this address."""
+        """Starts the proxy for the page at this address, and returns the proxy's address."""
         self._proxy = _Proxy(urlsplit(spark_url).netloc, _sign(self._key))
         threading.Thread(target=self._proxy.serve_forever, daemon=True).start()
         return f"http://{_LOOPBACK}:{self._proxy.server_port}"
@@ -52,7 +55,7 @@ class SparkPage:
 
 
 def _sign(key: bytes) -> str:
-    """A JSON Web Signature (RFC 7515), the same for all requests."""
+    """Returns a JSON Web Signature (RFC 7515), which is the same for all requests."""
     signed = ".".join(map(_encode, (b'{"alg":"HS256"}', b'{"sub":"penstock"}')))
     return f"{signed}.{_encode(hmac.digest(key, signed.encode(), hashlib.sha256))}"
 
@@ -78,7 +81,7 @@ class _Request(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         host = self.headers.get("Host", "")
         if host not in self.server.hosts:
-            self.send_error(403, "The Host header is not an address of this machine's loopback")
+            self.send_error(403, "The Host header is not a loopback address")
             return
         connection = http.client.HTTPConnection(self.server.upstream, timeout=_TIMEOUT_SECONDS)
         try:
@@ -87,7 +90,7 @@ class _Request(BaseHTTPRequestHandler):
             response = connection.getresponse()
             body = response.read()
         except (OSError, http.client.HTTPException):
-            self.send_error(502, "Spark does not answer")
+            self.send_error(502, "Spark does not respond")
             return
         finally:
             connection.close()

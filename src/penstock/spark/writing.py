@@ -1,8 +1,8 @@
-"""Rows appended to streams: the writing side of format("penstock").
+"""Writers of format("penstock"), which append rows to streams.
 
-Every row arrives at least once. What a task has appended cannot be taken back: if Spark repeats
-the task, or an answer was lost with the connection, messages are stored twice. The rows of a task
-keep their order within each stream.
+Every row is stored at least once. Appends cannot be undone, so messages are stored twice if Spark
+retries a task, or if a response is lost with the connection. The rows of a task keep their order
+within each stream.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from penstock.model import MessageStreamDefinition, Persistence, StrategyOnFull
 from penstock.spark.json_rows import RowEncoder
 from penstock.spark.options import WriteOptions
 from penstock.spark.place import Place
-from penstock.spark.python import settle_worker
+from penstock.spark.python import freeze_gc
 
 _PAYLOAD = "payload"
 _STREAM = "stream"
 
-# The options that are of a stream which is created.
-_OF_A_DEFINITION = (
+# The options for the definition of a created stream.
+_DEFINITION_OPTIONS = (
     "max_size",
     "stream_segment_size",
     "time_to_live_millis",
@@ -49,15 +49,15 @@ _OF_A_DEFINITION = (
 
 @dataclass(frozen=True)
 class AppendedRows(WriterCommitMessage):
-    """What a task tells the driver: how many rows it has appended."""
+    """The result of a task: the number of appended rows."""
 
     count: int
 
 
 class Layout:
-    """Which bytes of a row are its message, and which stream it goes to.
+    """The mapping from rows to messages and streams.
 
-    SettingError if the columns and the options do not say so.
+    SettingError if the columns do not match the options.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -68,7 +68,7 @@ class Layout:
                 schema,
                 _STREAM,
                 (StringType,),
-                "name the stream with option stream, or one for each row in such a column",
+                "name the stream with option stream, or in such a column for each row",
             )
         self._payloads: Callable[[pa.RecordBatch], list[bytes]]
         if options.payload == "json":
@@ -78,19 +78,19 @@ class Layout:
                 schema,
                 _PAYLOAD,
                 (BinaryType, StringType),
-                'make one, as with to_json(struct("*")), or write each row as JSON with option '
+                'add one, such as to_json(struct("*")), or write each row as JSON with option '
                 "payload=json",
             )
             self._payloads = lambda batch: _payloads_in(batch.column(column))
 
     def messages(self, batch: pa.RecordBatch) -> dict[str, list[bytes]]:
-        """The messages of the rows, for each stream in their order."""
+        """Returns the messages of the rows for each stream, in order."""
         payloads = self._payloads(batch)
         if self._stream is not None:
             return {self._stream: payloads}
         streams: list[Any] = batch.column(self._stream_column).to_pylist()
         if None in streams:
-            raise ValueError("column stream of a row is null: expected the name of a stream")
+            raise ValueError("column stream is null in a row: expected the name of a stream")
         messages: dict[str, list[bytes]] = {}
         for stream, payload in zip(streams, payloads, strict=True):
             messages.setdefault(stream, []).append(payload)
@@ -100,8 +100,8 @@ class Layout:
 def _find_column(
     schema: StructType, wanted: str, kinds: tuple[type[DataType], ...], advice: str
 ) -> int:
-    """The place of a column; Spark's names are the same in upper and lower case."""
-    for place, field in enumerate(schema.fields):
+    """Returns the index of a column; names of columns are case-insensitive in Spark."""
+    for index, field in enumerate(schema.fields):
         if field.name.lower() != wanted:
             continue
         if not isinstance(field.dataType, kinds):
@@ -109,9 +109,9 @@ def _find_column(
             raise SettingError(
                 f"column {wanted} is {field.dataType.simpleString()}: expected {expected}; {advice}"
             )
-        return place
+        return index
     names = ", ".join(schema.names) or "none"
-    raise SettingError(f"there is no column {wanted} among the columns ({names}): {advice}")
+    raise SettingError(f"there is no column {wanted} (columns: {names}): {advice}")
 
 
 def _payloads_in(column: pa.Array[Any]) -> list[bytes]:
@@ -121,41 +121,40 @@ def _payloads_in(column: pa.Array[Any]) -> list[bytes]:
     if not all(payloads):
         problem = "null" if None in payloads else "empty"
         raise ValueError(
-            f"column payload of a row is {problem}: a message has 1 byte or more; leave such rows "
-            'out with .where("length(payload) > 0")'
+            f"column payload is {problem} in a row: expected 1 byte or more; remove such rows "
+            'with .where("length(payload) > 0")'
         )
     return payloads
 
 
-class _Writing:
-    """What both writers are: a plan, made on the driver and carried out by every task."""
+class _BaseWriter:
+    """Common base of the batch and the streaming writer, created on the driver and run by tasks."""
 
-    # Whether the driver waits for a broker that is away. When a query begins that is a wrong port
-    # more often than a broker that restarts.
+    # Whether the driver waits for an unavailable broker. At the start of a batch query, a wrong
+    # port is a likelier reason than a restart.
     _waits_for_broker: bool
-    _right_mode: str
-    _wrong_mode: str
+    _expected_mode: str
+    _rejected_mode: str
 
     def __init__(self, options: WriteOptions, schema: StructType, overwrite: bool) -> None:
         if overwrite:
             raise SettingError(
-                f"{self._wrong_mode} would replace what is stored, and a stream only grows: "
-                f"expected {self._right_mode}"
+                f"{self._rejected_mode} would replace stored messages, but streams are "
+                f"append-only: expected {self._expected_mode}"
             )
         _check_definition(options)
         Layout(options, schema)
         self._options = options
         self._schema = schema
         self._place = Place.find(options, self._waits_for_broker)
-        # Who has given a wrong port or token, or the name of no stream, hears of it before any
-        # task starts.
+        # Reports a wrong port, token or name of a stream before any task starts.
         with self._place.connect(self._waits_for_broker) as client:
             if options.stream is not None:
                 self._check_stream(client, options.stream)
 
-    # Spark's own types say that rows come, also where batches of Arrow do.
+    # Any, because the type in PySpark is rows, although Arrow writers get batches.
     def write(self, iterator: Iterator[Any]) -> AppendedRows:
-        settle_worker()
+        freeze_gc()
         first: pa.RecordBatch | None = next(iterator, None)
         if first is None:
             return AppendedRows(0)
@@ -184,42 +183,44 @@ class _Writing:
     def _create_stream(self, client: StreamManagerClient, stream: str) -> None:
         if not self._options.create_stream:
             raise ResourceNotFoundException(
-                f"there is no stream {stream!r}: create it, or have it created with option "
+                f"the message stream {stream!r} does not exist: create it, or set option "
                 "createStream=true"
             ) from None
         try:
             client.create_message_stream(_definition(self._options, stream))
         except InvalidRequestException:
-            # Another task may have created it just now.
+            # Another task may have created it at the same time.
             if stream not in client.list_streams():
                 raise
 
 
-class PenstockWriter(_Writing, DataSourceArrowWriter):
+class PenstockWriter(_BaseWriter, DataSourceArrowWriter):
+    """The batch writer."""
+
     _waits_for_broker = False
-    _right_mode = 'mode("append")'
-    _wrong_mode = 'mode("overwrite")'
+    _expected_mode = 'mode("append")'
+    _rejected_mode = 'mode("overwrite")'
 
 
-class PenstockStreamWriter(_Writing, DataSourceStreamArrowWriter):
-    """Spark makes one for each micro-batch, and another to commit it."""
+class PenstockStreamWriter(_BaseWriter, DataSourceStreamArrowWriter):
+    """The streaming writer; Spark creates one for each micro-batch, and another to commit it."""
 
     _waits_for_broker = True
-    _right_mode = 'outputMode("append")'
-    _wrong_mode = 'outputMode("complete")'
+    _expected_mode = 'outputMode("append")'
+    _rejected_mode = 'outputMode("complete")'
 
 
 def _append_in_parts(client: StreamManagerClient, stream: str, payloads: list[bytes]) -> None:
-    """Less at once where the stream is smaller than what one request carries."""
+    """Appends payloads, in smaller requests if one request exceeds the size of the stream."""
     try:
         client.append_messages(stream, payloads, retry=True)
     except RequestPayloadTooLargeException as error:
-        rest = payloads[error.appended :]
-        if len(rest) == 1:
+        remaining = payloads[error.appended :]
+        if len(remaining) == 1:
             raise
-        middle = len(rest) // 2
-        _append_in_parts(client, stream, rest[:middle])
-        _append_in_parts(client, stream, rest[middle:])
+        middle = len(remaining) // 2
+        _append_in_parts(client, stream, remaining[:middle])
+        _append_in_parts(client, stream, remaining[middle:])
 
 
 def _check_definition(options: WriteOptions) -> None:
@@ -227,16 +228,16 @@ def _check_definition(options: WriteOptions) -> None:
         return
     default = WriteOptions()
     names = dict(zip(options.__struct_fields__, options.__struct_encode_fields__, strict=True))
-    for field in _OF_A_DEFINITION:
+    for field in _DEFINITION_OPTIONS:
         if getattr(options, field) != getattr(default, field):
             raise SettingError(
-                f"option {names[field]} is of a stream that is created: it needs option "
+                f"option {names[field]} is for a stream that Spark creates: it requires option "
                 "createStream=true"
             )
 
 
 def _definition(options: WriteOptions, stream: str) -> MessageStreamDefinition:
-    given = {field: getattr(options, field) for field in _OF_A_DEFINITION}
+    given = {field: getattr(options, field) for field in _DEFINITION_OPTIONS}
     given["strategy_on_full"] = StrategyOnFull[options.strategy_on_full]
     given["persistence"] = Persistence[options.persistence]
     return MessageStreamDefinition(
