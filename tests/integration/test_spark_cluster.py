@@ -143,12 +143,14 @@ class Cluster(NamedTuple):
         return found
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cluster")
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    path = tmp_path / "cluster"
+    path.mkdir()
+    return path
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def environment(directory: Path) -> dict[str, str]:
     """The environment of the cluster, without other variables of Spark and Java."""
     variables = bare_environment(XDG_CACHE_HOME=str(directory / "cache"))
@@ -166,7 +168,7 @@ def environment(directory: Path) -> dict[str, str]:
     }
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def cluster(environment: dict[str, str], directory: Path) -> Iterator[Cluster]:
     here = ("--host", "127.0.0.1", "--port", "0", "--webui-port", "0")
     resources = ("--cores", "1", "--memory", "1g")
@@ -319,29 +321,13 @@ class ClusterExports:
             assert re.search("task . ended: .*ExecutorLostFailure", line), line
 
 
-# These tests share a cluster and two pipelines, and run in their order.
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def exports(cluster: Cluster, directory: Path) -> Iterator[ClusterExports]:
     with Sandbox() as cloud, ClusterExports(cluster, cloud, directory).running() as started:
         yield started
 
 
-@pytest.fixture(scope="module")
-def second(exports: ClusterExports, directory: Path) -> Iterator[PipelineProcess]:
-    """A pipeline that waits for the cores of the first one. Its Python has no packages."""
-    venv.create(directory / "bare")
-    pipeline = exports.make_pipeline("second", str(directory / "bare" / "bin" / "python"))
-    pipeline.launch()
-    yield pipeline
-    if pipeline.process is not None:
-        pipeline.kill()
-
-
-# The second pipeline starts during the tests of the first.
-@pytest.mark.usefixtures("second")
-def test_exports_continue_after_an_executor_is_killed(
+def test_exports_survive_a_killed_executor_and_worker_and_end_cleanly(
     cluster: Cluster, exports: ClusterExports
 ) -> None:
     backlog = exports.make_backlog()
@@ -355,17 +341,11 @@ def test_exports_continue_after_an_executor_is_killed(
     backlog.check_all_arrive(exported)
     exports.check_log()
 
-
-@pytest.mark.usefixtures("second")
-def test_exports_continue_on_the_other_worker_after_one_is_killed(
-    cluster: Cluster, exports: ClusterExports
-) -> None:
     backlog = exports.make_backlog()
     killed = cluster.find_task()
     (other,) = set(cluster.worker_pids) - {killed}
     started = cluster.processes(killed)
     (executor,) = cluster.processes(killed, _EXECUTOR)
-
     exported = backlog.last_exported
     psutil.Process(killed).kill()
     executor.kill()
@@ -376,14 +356,6 @@ def test_exports_continue_on_the_other_worker_after_one_is_killed(
     wait_until(lambda: not any(process.is_running() for process in started))
     exports.check_log()
 
-
-def test_pipeline_without_cores_logs_once_that_it_waits(second: PipelineProcess) -> None:
-    wait_until(lambda: second.log)
-    (line,) = second.log_lines
-    assert "Spark has no cores for the tasks of this pipeline: it waits for other" in line
-
-
-def test_pipeline_on_a_cluster_ends_cleanly(cluster: Cluster, exports: ClusterExports) -> None:
     config = HTTPConfig("h", uri=exports.cloud.http_url("the-end"))
     exports.client.create_message_stream(
         MessageStreamDefinition(
@@ -392,24 +364,32 @@ def test_pipeline_on_a_cluster_ends_cleanly(cluster: Cluster, exports: ClusterEx
             export_definition=ExportDefinition(http=[config]),
         )
     )
-
-    def find_executors() -> list[psutil.Process]:
-        return cluster.processes(cluster.find_task())
-
     end_amid_deliveries(
         *(exports.pipeline, signal.SIGINT, exports.client, exports.cloud),
-        *("ending", "the-end", find_executors),
+        *("ending", "the-end", lambda: cluster.processes(other)),
     )
     exports.check_log()
 
 
-def test_missing_package_of_workers_is_reported_in_one_line(
-    exports: ClusterExports, second: PipelineProcess
+@pytest.mark.full
+def test_pipeline_waits_for_cores_and_reports_a_missing_package(
+    cluster: Cluster, exports: ClusterExports, directory: Path
 ) -> None:
-    exports.pipeline.stop()
+    cluster.find_task()  # the first pipeline has all cores
+    venv.create(directory / "bare")
+    second = exports.make_pipeline("second", str(directory / "bare" / "bin" / "python"))
+    second.launch()
+    try:
+        wait_until(lambda: second.log)
+        (line,) = second.log_lines
+        assert "Spark has no cores for the tasks of this pipeline: it waits for other" in line
 
-    assert second.wait_for_end() == 1
+        exports.pipeline.stop()
 
+        assert second.wait_for_end() == 1
+    finally:
+        if second.process is not None:
+            second.kill()
     (line,) = [line for line in second.log_lines if "no cores" not in line]
     assert line.startswith("penstock: Spark failed: ModuleNotFoundError: No module named '")
     assert "pip install 'penstock-streams[spark]'" in line
