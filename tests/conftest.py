@@ -48,10 +48,18 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
     return GroupScheduling(config, log)
 
 
-@pytest.hookimpl(tryfirst=True)
+# After pytest-randomly has shuffled the tests.
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # The sort is stable: groups of the same rank keep the order that pytest-randomly gave them.
-    items.sort(key=lambda item: _rank(_find_group(item.nodeid)))
+    positions: dict[str, int] = {}
+    for item in items:
+        positions.setdefault(_find_group(item.nodeid), len(positions))
+
+    def sort_key(item: pytest.Item) -> tuple[int, int, bool]:
+        group = _find_group(item.nodeid)
+        return _rank(group), positions[group], item.get_closest_marker("late") is not None
+
+    items.sort(key=sort_key)
 
 
 def _find_group(node_id: str) -> str:

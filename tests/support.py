@@ -211,6 +211,11 @@ class PenstockProcess(ABC):
     def start(self) -> None:
         """Starts the process, and waits until it is ready."""
 
+    def ensure_running(self) -> None:
+        """Starts the process if an earlier test has stopped or killed it."""
+        if self.process is None:
+            self.start()
+
     def _spawn(self, *words: str) -> queue.SimpleQueue[str]:
         """Starts the command, and returns a queue of its output lines."""
         with self._log.open("a") as log:
@@ -244,6 +249,10 @@ class PenstockProcess(ABC):
     def set_variable(self, name: str, value: str) -> None:
         """Sets an environment variable for the next start."""
         self._environment[name] = value
+
+    def unset_variable(self, name: str) -> None:
+        """Removes an environment variable for the next start."""
+        self._environment.pop(name, None)
 
     def send_signal(self, number: signal.Signals) -> None:
         assert self.process is not None

@@ -31,7 +31,11 @@ def cloud() -> Iterator[Sandbox]:
 
 
 @pytest.fixture(autouse=True)
-def _no_faults(cloud: Sandbox) -> Iterator[None]:
+def _running_without_faults(
+    cloud: Sandbox, broker: BrokerProcess, pipeline: PipelineProcess
+) -> Iterator[None]:
+    broker.ensure_running()
+    pipeline.ensure_running()
     yield
     cloud.clear_faults()
 

@@ -8,7 +8,7 @@ import json
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ def firsts(payloads: list[bytes]) -> list[bytes]:
     return list(dict.fromkeys(payloads))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module", autouse=True)
 def slow_batch(client: StreamManagerClient, cloud: Sandbox) -> tuple[str, float]:
     """A stream with an incomplete batch, and the time when the batch began."""
     config = HTTPConfig(
@@ -82,13 +82,17 @@ def slow_batch(client: StreamManagerClient, cloud: Sandbox) -> tuple[str, float]
     return "interval", began
 
 
-def test_whole_batches_leave_at_once_and_the_rest_waits_for_its_interval(
+# Late, because other tests run during the interval, which is at least a minute.
+@pytest.mark.late
+def test_whole_batches_leave_at_once_and_the_rest_after_the_interval(
     slow_batch: tuple[str, float], client: StreamManagerClient, cloud: Sandbox
 ) -> None:
-    stream, _ = slow_batch
-    wait_until(lambda: has_exported(client, stream, "h", 3))
-    (record,) = cloud.records("http", "interval")
-    assert len(json.loads(base64.b64decode(record["data"]))) == 4
+    stream, began = slow_batch
+    wait_until(lambda: has_exported(client, stream, "h", 5))
+    first, second = cloud.records("http", "interval")
+    assert len(json.loads(base64.b64decode(first["data"]))) == 4
+    assert len(json.loads(base64.b64decode(second["data"]))) == 2
+    assert first["time"] / 1000 < began + INTERVAL_MILLIS / 1000 <= second["time"] / 1000
 
 
 # Destinations
@@ -507,7 +511,7 @@ def test_messages_of_a_killed_python_worker_are_delivered_again(
     assert firsts(cloud.payloads("kinesis", target)) == messages
 
 
-# Kills. Each killed process is restarted for the following tests.
+# Kills
 
 
 @pytest.fixture
@@ -553,12 +557,15 @@ KILOBITS = 800
 
 
 @pytest.fixture
-def limited(broker: BrokerProcess, pipeline: PipelineProcess) -> BrokerProcess:
+def limited(broker: BrokerProcess, pipeline: PipelineProcess) -> Iterator[BrokerProcess]:
     """The same broker, with a bandwidth limit."""
+    limit = "STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH"
     broker.stop()
-    broker.set_variable("STREAM_MANAGER_EXPORTER_MAX_BANDWIDTH", str(KILOBITS))
+    broker.set_variable(limit, str(KILOBITS))
     broker.start()
-    return broker
+    yield broker
+    broker.stop()
+    broker.unset_variable(limit)
 
 
 def test_bandwidth_limit_holds_on_average_and_urgent_messages_leave_first(
@@ -590,19 +597,6 @@ def test_bandwidth_limit_holds_on_average_and_urgent_messages_leave_first(
     burst = 3 * KILOBITS * 125
     assert total <= KILOBITS * 125 * seconds * 1.1 + burst
     assert puts[-1]["name"] == "later"
-
-
-# Last, because the other tests run during the interval.
-
-
-def test_incomplete_batch_leaves_after_its_interval(
-    slow_batch: tuple[str, float], client: StreamManagerClient, cloud: Sandbox
-) -> None:
-    stream, began = slow_batch
-    wait_until(lambda: has_exported(client, stream, "h", 5))
-    records = cloud.records("http", "interval")
-    assert len(records) == 2
-    assert records[1]["time"] / 1000 >= began + INTERVAL_MILLIS / 1000
 
 
 def test_clean_stop_leaves_no_processes_or_files_and_repeats_no_message(

@@ -1,6 +1,6 @@
 """`penstock up --sandbox --demo`, viewed in a browser: devices, streams, pipeline and sandbox.
 
-All tests share one run, and undo their changes. They also take the pictures for the documentation.
+The tests share a run, and undo their changes. They also take the pictures for the documentation.
 """
 
 from __future__ import annotations
@@ -72,24 +72,37 @@ def browser() -> Iterator[Browser]:
     with open_browser() as browser:
         yield browser
 
+    @property
+    def is_running(self) -> bool:
+        return self.up.process.poll() is None
 
-@pytest.fixture(scope="module")
-def farm(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Farm]:
-    farm = Farm(tmp_path_factory.mktemp("farm") / "root")
-    children = farm.up.children()
-    try:
-        farm.up.read_until("penstock pipeline ready", TIMEOUT_S)
-        yield farm
-    finally:
-        children += farm.up.children()
-        if farm.up.process.poll() is None:
-            farm.up.process.kill()
+    def kill(self) -> None:
+        children = self.up.children()
+        self.up.process.kill()
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
 
 
 @pytest.fixture(scope="module")
+def farms() -> Iterator[list[Farm]]:
+    """The farms that were started. The last one is shared until a test ends it."""
+    started: list[Farm] = []
+    yield started
+    for farm in started:
+        if farm.is_running:
+            farm.kill()
+
+
+@pytest.fixture
+def farm(farms: list[Farm], tmp_path_factory: pytest.TempPathFactory) -> Farm:
+    if not farms or not farms[-1].is_running:
+        farms.append(Farm(tmp_path_factory.mktemp("farm") / "root"))
+        farms[-1].up.read_until("penstock pipeline ready", TIMEOUT_S)
+    return farms[-1]
+
+
+@pytest.fixture
 def tab(browser: Browser, farm: Farm) -> Iterator[Tab]:
     assert farm.link is not None
     tab = Tab(browser, farm.link, viewport={"width": 1280, "height": 860})
@@ -249,6 +262,8 @@ def test_killed_broker_and_pipeline_restart_without_losing_messages(
     wait_until(lambda: page.get_by_text("Live").is_visible())
 
 
+# Late, because the tests share a farm, and this test ends it.
+@pytest.mark.late
 def test_sigterm_ends_all_processes_cleanly(tab: Tab, farm: Farm) -> None:
     tab.close()
     children = farm.up.children()
