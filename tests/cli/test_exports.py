@@ -73,7 +73,7 @@ def exported(broker: BrokerProcess) -> str:
     return stream
 
 
-def position(broker: BrokerProcess, stream: str, identifier: str = "cloud") -> int:
+def next_sequence_number(broker: BrokerProcess, stream: str, identifier: str = "cloud") -> int:
     listed = json.loads(succeed(broker, "list", stream, "--json"))
     (found,) = [each for each in listed if each["identifier"] == identifier]
     number: int = found["nextSequenceNumber"]
@@ -83,13 +83,13 @@ def position(broker: BrokerProcess, stream: str, identifier: str = "cloud") -> i
 # Listing
 
 
-def test_list_shows_state_and_position(broker: BrokerProcess, exported: str) -> None:
+def test_list_shows_state_and_next_sequence_number(broker: BrokerProcess, exported: str) -> None:
     fill(broker, exported, b"x", b"x")
     deliver(broker, exported, settled_end=11, error="it is\nclosed", pause_millis=60_000)
     heading, first, second = succeed(broker, "list", exported).splitlines()
     assert heading.split("  ")[0] == "STREAM"
     assert heading.split()[-7:] == [
-        "EXPORT", "KIND", "STATE", "BEHIND", "POSITION", "LAST", "ERROR",
+        "EXPORT", "KIND", "STATE", "BEHIND", "NEXT", "LAST", "ERROR",
     ]  # fmt: skip
     assert first.split(maxsplit=6) == [
         exported, "cloud", "http", "failing", "1", "11", "it is closed",
@@ -138,8 +138,8 @@ def test_export_is_paused_and_resumed(broker: BrokerProcess, exported: str) -> N
     assert again == f"the export paused {of} is not paused\n"
     states = [each["isPaused"] for each in json.loads(succeed(broker, "list", exported, "--json"))]
     assert states == [True, False]
-    # It keeps its position.
-    assert position(broker, exported) == 10
+    # It keeps its progress.
+    assert next_sequence_number(broker, exported) == 10
 
 
 @pytest.mark.parametrize(("command", "is_paused"), [("pause", True), ("resume", False)])
@@ -168,14 +168,14 @@ def test_export_is_rewound(
 ) -> None:
     output = succeed(broker, "rewind", exported, "cloud", "--to", to)
     assert output == f"moved cloud of {exported} {effect}\n"
-    assert position(broker, exported) == number
-    assert position(broker, exported, "paused") == 0
+    assert next_sequence_number(broker, exported) == number
+    assert next_sequence_number(broker, exported, "paused") == 0
 
 
 def test_export_is_moved_forward(broker: BrokerProcess, exported: str) -> None:
     output = succeed(broker, "rewind", exported, "paused", "--to", "latest")
     assert output == f"moved paused of {exported} from 0 forward to 10: 10 messages are not sent\n"
-    assert position(broker, exported, "paused") == 10
+    assert next_sequence_number(broker, exported, "paused") == 10
 
 
 def test_rewind_prints_json(broker: BrokerProcess, exported: str) -> None:
@@ -193,7 +193,7 @@ def test_rewind_prints_json(broker: BrokerProcess, exported: str) -> None:
 def test_dry_run_moves_nothing(broker: BrokerProcess, exported: str) -> None:
     output = succeed(broker, "rewind", exported, "cloud", "--to", "3", "--dry-run")
     assert output.startswith(f"would move cloud of {exported} from 10 back to 3: 7 messages")
-    assert position(broker, exported) == 10
+    assert next_sequence_number(broker, exported) == 10
 
 
 def test_rewind_to_a_time_finds_the_first_message_since(
@@ -210,7 +210,7 @@ def test_rewind_to_a_time_finds_the_first_message_since(
     exact = datetime.fromtimestamp(last.ingest_time / 1000, UTC)
     succeed(broker, "rewind", exported, "cloud", "--to", exact.isoformat())
     with client_of(broker) as client:
-        first = position(broker, exported)
+        first = next_sequence_number(broker, exported)
         found = list(client.read_all(exported, max(first - 1, 0), 12))
     assert [each.ingest_time >= last.ingest_time for each in found] == [
         each.sequence_number >= first for each in found
@@ -232,7 +232,7 @@ def test_malformed_target_is_rejected_with_allowed_values(
     assert (finished.code, finished.output) == (2, "")
     assert "a sequence number from 0 to 10" in finished.error
     assert "'2h ago', earliest, or latest" in finished.error
-    assert position(broker, exported) == 10
+    assert next_sequence_number(broker, exported) == 10
 
 
 def test_target_beyond_the_stream_is_rejected(broker: BrokerProcess, exported: str) -> None:

@@ -22,7 +22,7 @@ from penstock.model import MessageStreamInfo, ReadMessagesOptions, to_wire
 from penstock.model.export_definition import next_number
 from penstock.model.statistics import ExportStatistics, StreamStatistics
 
-_HEADINGS = ("stream", "export", "kind", "state", "behind", "position", "last error")
+_HEADINGS = ("stream", "export", "kind", "state", "behind", "next", "last error")
 _WORDS = ("earliest", "latest")
 
 stream_argument = click.argument("stream", shell_complete=complete_streams)
@@ -44,8 +44,7 @@ def exports() -> None:
 class _ListedExport(NamedTuple):
     stream: str
     export: ExportStatistics
-    # The sequence number of the next message.
-    position: int
+    next_sequence_number: int
 
     @property
     def state(self) -> str:
@@ -54,8 +53,8 @@ class _ListedExport(NamedTuple):
     def row(self) -> tuple[object, ...]:
         export = self.export
         error = printable(export.error_message) or "-"
-        behind, position = export.messages_behind, self.position
-        return self.stream, export.identifier, export.kind, self.state, behind, position, error
+        behind, number = export.messages_behind, self.next_sequence_number
+        return self.stream, export.identifier, export.kind, self.state, behind, number, error
 
     def plain(self) -> dict[str, Any]:
         plain: dict[str, Any] = to_wire(self.export)
@@ -63,7 +62,7 @@ class _ListedExport(NamedTuple):
             "streamName": self.stream,
             **plain,
             "state": self.state,
-            "nextSequenceNumber": self.position,
+            "nextSequenceNumber": self.next_sequence_number,
         }
 
 
@@ -72,11 +71,12 @@ class _ListedExport(NamedTuple):
 @target_options
 @json_option
 def list_exports(stream: str | None, target: BrokerTarget, as_json: bool) -> None:
-    """List exports with their state and position.
+    """List exports with their state and lag.
 
-    Without STREAM it lists the exports of all streams. The position is the sequence number of the
-    next message to export. --json prints an array whose elements have the fields of an export in
-    `penstock status --json`, streamName and nextSequenceNumber.
+    Without STREAM it lists the exports of all streams. The column BEHIND has the number of messages
+    that are not exported yet, NEXT the sequence number of the next message to export. --json prints
+    an array whose elements have the fields of an export in `penstock status --json`, streamName and
+    nextSequenceNumber.
     """
     with target.connect() as client:
         if stream is not None:
@@ -107,8 +107,8 @@ def _list_exports(client: StreamManagerClient, stream: StreamStatistics) -> Iter
     for export in stream.exports:
         if export.identifier in configs:
             last, oldest = export.last_exported_sequence_number, stream.oldest_sequence_number
-            position = next_number(configs[export.identifier], last, oldest)
-            yield _ListedExport(stream.name, export, position)
+            number = next_number(configs[export.identifier], last, oldest)
+            yield _ListedExport(stream.name, export, number)
 
 
 # Pausing
@@ -120,7 +120,7 @@ def _list_exports(client: StreamManagerClient, stream: StreamStatistics) -> Iter
 @target_options
 @json_option
 def pause(stream: str, identifier: str, target: BrokerTarget, as_json: bool) -> None:
-    """Pause an export. It keeps its position.
+    """Pause an export. It keeps its progress.
 
     --json prints streamName, identifier and isPaused.
     """
@@ -207,7 +207,7 @@ def _complete_to(
     required=True,
     metavar="NUMBER|TIME|earliest|latest",
     shell_complete=_complete_to,
-    help="The first message to export next.",
+    help="The message to continue with: its sequence number, its time, or one of the two words.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the effect, and change nothing.")
 @target_options
@@ -229,7 +229,7 @@ def rewind(
     """
     with target.connect() as client:
         info = client.describe_message_stream(stream)
-        start = _position(info, identifier)
+        start = _find_start(info, identifier)
         storage = info.storage_status
         oldest, end = storage.oldest_sequence_number, storage.newest_sequence_number + 1
         number = _find_number(client, info, to)
@@ -244,7 +244,7 @@ def rewind(
     click.echo(f"{'would move' if dry_run else 'moved'} {identifier} of {stream} {move}")
 
 
-def _position(info: MessageStreamInfo, identifier: str) -> int:
+def _find_start(info: MessageStreamInfo, identifier: str) -> int:
     config = find_export(info.definition, identifier)
     for status in info.export_statuses:
         if status.export_config_identifier == identifier:
