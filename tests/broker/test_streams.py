@@ -30,7 +30,7 @@ from penstock.settings import Settings
 from penstock.store.record import index_path, pack_entries
 from penstock.store.rows import ExportProgress
 from penstock.store.store import Store
-from tests.model.samples import EXPORTS
+from tests.model.samples import EXPORTS, NO_EXPORTS
 
 
 def definition(name: str = "s", **fields: Any) -> MessageStreamDefinition:
@@ -143,9 +143,7 @@ def test_description_has_the_exports_of_every_kind(streams: Streams) -> None:
 
     assert to_wire(stream.describe().definition.export_definition) == exports
     # Programs index and assign into the lists.
-    assert to_wire(plain.describe().definition.export_definition) == {
-        group: [] for group in EXPORTS
-    }
+    assert to_wire(plain.describe().definition.export_definition) == NO_EXPORTS
 
 
 def test_description_has_the_progress_of_exports(store: Store, streams: Streams) -> None:
