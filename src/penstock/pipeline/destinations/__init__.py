@@ -2,6 +2,7 @@
 
 A kind is the name of a field of `ExportDefinition`, such as `iot_sitewise`. The broker sends it
 with each slice. S3 tasks are not in the registry: `penstock.pipeline.uploads` delivers them.
+`docs/exports.md` lists the other places that a new destination touches.
 """
 
 from __future__ import annotations
