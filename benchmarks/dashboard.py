@@ -120,18 +120,29 @@ class Viewer:
             raise RuntimeError("the viewer got no response")
 
     def stop(self) -> None:
-        if self._process is not None:
-            self._process.communicate()
-            if self._process.returncode:
+        process, self._process = self._process, None
+        if process is not None:
+            process.communicate()
+            if process.returncode:
                 raise RuntimeError("a request of the viewer failed")
-            self._process = None
+
+    def kill(self) -> None:
+        """Ends a process that a failed measurement has left."""
+        process, self._process = self._process, None
+        if process is not None:
+            process.kill()
+            process.communicate()
 
 
 def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
     watched = WatchedPenstock(directory / "watched")
     unwatched = UnwatchedPenstock(directory / "unwatched")
-    with running(watched, unwatched), _devices(watched) as ours, _devices(unwatched) as theirs:
-        viewer = Viewer(watched.url)
+    with (
+        running(watched, unwatched),
+        _devices(watched) as ours,
+        _devices(unwatched) as theirs,
+        _viewer(watched.url) as viewer,
+    ):
         yield _measure_full_load(ours, theirs, viewer, scale)
         yield _measure_paced_load(ours, theirs, viewer, scale)
         yield Comparison(
@@ -148,8 +159,19 @@ def measure(directory: Path, scale: Scale) -> Iterator[Comparison]:
 @contextmanager
 def _devices(server: Penstock) -> Iterator[Devices]:
     devices = Devices(server)
-    yield devices
-    devices.close()
+    try:
+        yield devices
+    finally:
+        devices.close()
+
+
+@contextmanager
+def _viewer(url: str) -> Iterator[Viewer]:
+    viewer = Viewer(url)
+    try:
+        yield viewer
+    finally:
+        viewer.kill()
 
 
 def _measure_full_load(ours: Devices, theirs: Devices, viewer: Viewer, scale: Scale) -> Comparison:

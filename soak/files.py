@@ -57,8 +57,10 @@ class FileProducer(threading.Thread):
         self.reused: list[int] = []
 
     def end(self) -> None:
+        """Ends the thread; may be called before it is started."""
         self._is_over.set()
-        self.join()
+        if self.is_alive():
+            self.join()
 
     def run(self) -> None:
         while not self._is_over.wait(self._pause_seconds):

@@ -118,7 +118,11 @@ class SystemArena:
         )
 
     def run(self) -> None:
-        try:
+        with contextlib.ExitStack() as cleaning:
+            # In reverse order, and each one also after an error of another.
+            cleaning.callback(self._kill_everything)
+            cleaning.callback(self._load.end)
+            cleaning.callback(self._files.end)
             self._sandbox.start()
             self._start_up()
             self._create_streams()
@@ -131,10 +135,6 @@ class SystemArena:
                 self._perform(step)
                 self._pull()
             self._finish()
-        finally:
-            self._files.end()
-            self._load.end()
-            self._kill_everything()
 
     # Start
 

@@ -33,6 +33,7 @@ from penstock.store.files import Disk
 from penstock.wire.frames import HEADER, encode_frame
 from penstock.wire.operations import Operation
 from penstock.wire.requests import ReadMessagesRequest
+from tests.model.samples import NO_EXPORTS
 from tests.raw_connection import RawConnection
 from tests.support import (
     MEBIBYTE,
@@ -596,13 +597,7 @@ def test_description_has_all_lists_and_no_nulls(client: RawConnection, stream: s
             "strategyOnFull": 1,
             "persistence": 0,
             "flushOnWrite": False,
-            "exportDefinition": {
-                "http": [],
-                "iotAnalytics": [],
-                "kinesis": [],
-                "IotSitewise": [],
-                "s3TaskExecutor": [],
-            },
+            "exportDefinition": NO_EXPORTS,
         },
         "storageStatus": {
             "oldestSequenceNumber": 0,

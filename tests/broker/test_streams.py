@@ -25,11 +25,12 @@ from penstock.errors import (
     ServerOutOfMemoryException,
     UnknownFailureException,
 )
-from penstock.model import MessageStreamDefinition, from_wire
+from penstock.model import MessageStreamDefinition, from_wire, to_wire
 from penstock.settings import Settings
 from penstock.store.record import index_path, pack_entries
 from penstock.store.rows import ExportProgress
 from penstock.store.store import Store
+from tests.model.samples import EXPORTS, NO_EXPORTS
 
 
 def definition(name: str = "s", **fields: Any) -> MessageStreamDefinition:
@@ -133,6 +134,16 @@ def test_deleted_stream_is_not_served(streams: Streams) -> None:
     new = create(streams)
     assert streams.is_served(new)
     assert not streams.is_served(old)
+
+
+def test_description_has_the_exports_of_every_kind(streams: Streams) -> None:
+    exports = {group: [export] for group, export in EXPORTS.items()}
+    stream = create(streams, exportDefinition=exports)
+    plain = create(streams, "plain")
+
+    assert to_wire(stream.describe().definition.export_definition) == exports
+    # Programs index and assign into the lists.
+    assert to_wire(plain.describe().definition.export_definition) == NO_EXPORTS
 
 
 def test_description_has_the_progress_of_exports(store: Store, streams: Streams) -> None:

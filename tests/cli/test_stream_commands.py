@@ -17,6 +17,7 @@ import yaml
 
 from penstock.store.rows import ExportProgress
 from penstock.wire.operations import Operation
+from tests.model.samples import NO_EXPORTS
 from tests.support import (
     PENSTOCK,
     TIMEOUT_S,
@@ -105,13 +106,7 @@ def test_create_uses_defaults(broker: LocalBroker) -> None:
         "strategyOnFull": 1,
         "persistence": 0,
         "flushOnWrite": False,
-        "exportDefinition": {
-            "http": [],
-            "iotAnalytics": [],
-            "kinesis": [],
-            "IotSitewise": [],
-            "s3TaskExecutor": [],
-        },
+        "exportDefinition": NO_EXPORTS,
     }
 
 
@@ -153,6 +148,7 @@ def test_create_options_add_exports(broker: LocalBroker) -> None:
     )
 
     assert definition_of(broker, "s")["exportDefinition"] == {
+        **NO_EXPORTS,
         "kinesis": [
             {"identifier": "k1", "kinesisStreamName": "one"},
             {"identifier": "k2", "kinesisStreamName": "two"},
@@ -292,7 +288,9 @@ def test_create_from_a_file_with_names_of_the_sdk(
 
     assert succeed(broker, "create", "--file", str(tmp_path / "full.toml")) == "created full\n"
 
-    assert definition_of(broker, "full") == FULL.as_dict()
+    wanted = FULL.as_dict()
+    wanted["exportDefinition"] = {**NO_EXPORTS, **wanted["exportDefinition"]}
+    assert definition_of(broker, "full") == wanted
 
 
 @pytest.mark.parametrize("extension", ["json", "yaml", "toml"])
@@ -509,10 +507,9 @@ def test_update_reports_changes_of_exports(broker: LocalBroker) -> None:
         "updated s",
     ]
     assert definition_of(broker, "s")["exportDefinition"] == {
+        **NO_EXPORTS,
         "http": [{"identifier": "d", "uri": "http://x"}],
-        "iotAnalytics": [],
         "kinesis": [{"identifier": "a", "kinesisStreamName": "one", "disabled": True}],
-        "IotSitewise": [],
         "s3TaskExecutor": [{"identifier": "c"}],
     }
     statuses = {

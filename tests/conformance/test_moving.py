@@ -44,6 +44,9 @@ DEFAULTS: dict[str, Json] = {
     },
 }
 
+# Parameters that Penstock adds, with their defaults. They follow those of the SDK.
+EXTENSIONS: dict[str, Json] = {}
+
 CLIENT_DEFAULTS = {
     # The default is of the environment, of penstock.toml, of this machine's broker, or 127.0.0.1.
     ("__init__", "host"): "None",
@@ -203,12 +206,17 @@ def test_enums_have_the_same_members(theirs: Json) -> None:
 
 def test_classes_have_the_same_parameters_in_the_same_order(theirs: Json) -> None:
     for name, ours in described_classes().items():
-        assert ours["parameters"] == theirs["classes"][name]["parameters"], name
+        expected = [*theirs["classes"][name]["parameters"], *EXTENSIONS.get(name, {})]
+        assert ours["parameters"] == expected, name
 
 
 def test_classes_have_the_same_defaults(theirs: Json) -> None:
     for name, ours in described_classes().items():
-        expected = {**theirs["classes"][name]["defaults"], **DEFAULTS.get(name, {})}
+        expected = {
+            **theirs["classes"][name]["defaults"],
+            **DEFAULTS.get(name, {}),
+            **EXTENSIONS.get(name, {}),
+        }
         assert ours["defaults"] == expected, name
 
 

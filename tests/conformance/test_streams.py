@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.model.samples import NO_EXPORTS
 from tests.support import Json
 
 from .conftest import Connect
@@ -28,8 +29,6 @@ from .harness import (
     refused,
     unique_name,
 )
-
-EXPORT_LISTS = {"http", "iotAnalytics", "kinesis", "IotSitewise", "s3TaskExecutor"}
 
 
 def every_export(sdk: Sdk, status_stream: str) -> Json:
@@ -127,7 +126,7 @@ def test_describe_returns_all_export_lists_and_the_statuses(client: Client) -> N
     client.describe(client.create())
 
     info = client.last_response()["messageStreamInfo"]
-    assert info["definition"]["exportDefinition"] == {key: [] for key in EXPORT_LISTS}
+    assert info["definition"]["exportDefinition"] == NO_EXPORTS
     assert info["exportStatuses"] == []
 
 
@@ -136,7 +135,7 @@ def test_describe_returns_empty_export_lists(client: Client) -> None:
     client.describe(client.create(exportDefinition={"kinesis": [kinesis]}))
 
     lists = client.last_response()["messageStreamInfo"]["definition"]["exportDefinition"]
-    assert lists.keys() == EXPORT_LISTS
+    assert lists.keys() == NO_EXPORTS.keys()
     assert contains(lists.pop("kinesis"), [kinesis])
     assert set(map(len, lists.values())) == {0}
 

@@ -15,6 +15,9 @@ EXPORTS: dict[str, Json] = {
     "s3TaskExecutor": {"identifier": "3"},
 }
 
+# The export definition that the broker describes for a stream without exports.
+NO_EXPORTS: Json = {group: [] for group in EXPORTS}
+
 _BATCHES: Json = {
     "batchSize": 2,
     "batchIntervalMillis": 60_000,

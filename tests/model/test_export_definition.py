@@ -1,9 +1,12 @@
-"""The five kinds of exports, under the keys that the AWS clients use."""
+"""The kinds of exports, under the keys that the AWS clients use."""
 
 from __future__ import annotations
 
+from typing import get_args
+
 import msgspec
 import pytest
+from msgspec import inspect
 
 from penstock.errors import InvalidRequestException
 from penstock.model import (
@@ -19,26 +22,75 @@ from penstock.model import (
     from_wire,
     to_wire,
 )
-from penstock.model.export_definition import messages_behind, next_number
+from penstock.model.export_definition import (
+    CONFIG_OF_KIND,
+    batch_size_of,
+    messages_behind,
+    next_number,
+)
 
 from .samples import COMPLETE_EXPORTS, EXPORTS, Json, with_export
 
 KINDS: dict[str, type[ExportConfig]] = {
-    "http": HTTPConfig,
-    "iotAnalytics": IoTAnalyticsConfig,
-    "kinesis": KinesisConfig,
-    "IotSitewise": IoTSiteWiseConfig,
-    "s3TaskExecutor": S3ExportTaskExecutorConfig,
+    field.encode_name: CONFIG_OF_KIND[field.name]
+    for field in msgspec.structs.fields(ExportDefinition)
 }
 each_kind = pytest.mark.parametrize("group", KINDS)
 
 
-def test_definition_has_five_lists() -> None:
-    empty: Json = {group: [] for group in KINDS}
+def test_definition_has_a_list_for_each_kind() -> None:
+    empty: Json = {group: [] for group in EXPORTS}
 
+    assert set(EXPORTS) == set(COMPLETE_EXPORTS) == set(KINDS)
     assert to_wire(from_wire(empty, ExportDefinition)) == empty
     assert to_wire(ExportDefinition()) == {}
-    assert {field.encode_name for field in msgspec.structs.fields(ExportDefinition)} == set(KINDS)
+
+
+def test_types_of_the_lists_are_the_union_of_configurations() -> None:
+    assert {
+        "http": HTTPConfig,
+        "iot_analytics": IoTAnalyticsConfig,
+        "kinesis": KinesisConfig,
+        "iot_sitewise": IoTSiteWiseConfig,
+        "s3_task_executor": S3ExportTaskExecutorConfig,
+    }.items() <= CONFIG_OF_KIND.items()
+    assert set(CONFIG_OF_KIND.values()) == set(get_args(ExportConfig))
+
+
+@each_kind
+def test_default_batch_size_is_the_limit_of_the_field(group: str) -> None:
+    config = from_wire(EXPORTS[group], KINDS[group])
+    fields = {field.name: field for field in msgspec.structs.fields(KINDS[group])}
+
+    assert batch_size_of(config) == KINDS[group].max_batch_size
+    if "batch_size" in fields:
+        assert batch_size_of(msgspec.structs.replace(config, batch_size=1)) == 1
+        limits = inspect.type_info(fields["batch_size"].type).types  # type: ignore[attr-defined]
+        assert max(getattr(each, "le", 0) or 0 for each in limits) == KINDS[group].max_batch_size
+    else:
+        assert batch_size_of(config) == 1
+
+
+def test_labels_are_unique() -> None:
+    labels = {config.label for config in CONFIG_OF_KIND.values()}
+
+    assert len(labels) == len(CONFIG_OF_KIND)
+    assert all(labels)
+
+
+@each_kind
+def test_destination_is_a_text(group: str) -> None:
+    assert from_wire(EXPORTS[group], KINDS[group]).destination
+
+
+def test_destination_shows_no_password() -> None:
+    config = HTTPConfig("h", "https://me:secret@host/a@b")
+
+    assert config.destination == "HTTP https://…@host/a@b"
+
+
+def test_destination_is_the_label_by_default() -> None:
+    assert IoTSiteWiseConfig("s").destination == "SiteWise"
 
 
 @pytest.mark.parametrize("key", ["iotSitewise", "iotSiteWise", "IoTSiteWise", "s3"])

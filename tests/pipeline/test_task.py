@@ -354,7 +354,7 @@ def test_failed_import_of_a_destination_is_reported(
     client: InternalClient,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setitem(destinations._DESTINATIONS, "http", ("no_such_module", "X"))
+    monkeypatch.setitem(destinations.DESTINATIONS, "http", ("no_such_module", "X"))
     name = create_http(client, "http://127.0.0.1:1", [b"x"])
 
     def error() -> str:

@@ -201,6 +201,7 @@ def test_pipelines_show_their_tasks_and_assignments(
     assert assignment == {
         "lease": found["lease"],
         "kind": "http",
+        "kindLabel": "HTTP",
         "stream": name,
         "exportIdentifier": "e",
         "messages": 2,
@@ -234,6 +235,7 @@ def test_deliveries_are_listed_with_their_results(
         "pipeline": name,
         "task": "7",
         "kind": "http",
+        "kindLabel": "HTTP",
         "stream": name,
         "exportIdentifier": "e",
         "messages": 2,

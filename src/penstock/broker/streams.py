@@ -177,11 +177,7 @@ class Stream:
                 persistence=definition.persistence,
                 flush_on_write=definition.flush_on_write,
                 export_definition=ExportDefinition(
-                    http=exports.http or [],
-                    iot_analytics=exports.iot_analytics or [],
-                    kinesis=exports.kinesis or [],
-                    iot_sitewise=exports.iot_sitewise or [],
-                    s3_task_executor=exports.s3_task_executor or [],
+                    **{kind: getattr(exports, kind) or [] for kind in exports.__struct_fields__}
                 ),
             ),
             StorageStatus(self.log.oldest, self.log.end - 1, self.log.total_bytes),

@@ -17,16 +17,11 @@ from penstock.errors import StreamManagerException
 from penstock.model import (
     ExportConfig,
     ExportDefinition,
-    HTTPConfig,
-    IoTAnalyticsConfig,
-    IoTSiteWiseConfig,
-    KinesisConfig,
     MessageStreamDefinition,
     Persistence,
-    S3ExportTaskExecutorConfig,
     StrategyOnFull,
 )
-from penstock.model.export_definition import S3_TASK_EXECUTOR
+from penstock.model.export_definition import CONFIG_OF_KIND, S3_TASK_EXECUTOR
 from penstock.model.limits import MIN_TIME_TO_LIVE_MILLIS
 from penstock.model.validation import validate
 
@@ -49,35 +44,25 @@ class _ExportFlag(NamedTuple):
 
     flag: str
     kind: str
-    config: Callable[..., ExportConfig]
+    # The first fields of the configuration.
     metavar: str
     help: str
+    # Raises ValueError if the value after the identifier is not valid.
+    check: Callable[[str], None] | None = None
 
 
-_EXPORT_FLAGS = (
-    _ExportFlag("--kinesis", "kinesis", KinesisConfig, "ID=STREAM", "a Kinesis data stream"),
-    _ExportFlag(
-        "--iot-analytics",
-        "iot_analytics",
-        IoTAnalyticsConfig,
-        "ID=CHANNEL",
-        "an IoT Analytics channel",
-    ),
-    _ExportFlag(
-        "--sitewise",
-        "iot_sitewise",
-        IoTSiteWiseConfig,
-        "ID",
-        "IoT SiteWise asset properties",
-    ),
-    _ExportFlag(
-        "--s3",
-        S3_TASK_EXECUTOR,
-        S3ExportTaskExecutorConfig,
-        "ID",
-        "S3; messages are upload tasks",
-    ),
-    _ExportFlag("--http", "http", HTTPConfig, "ID=URI", "an HTTP server"),
+def _check_uri(uri: str) -> None:
+    if not re.match(r"https?://[^/]", uri, re.IGNORECASE):
+        raise ValueError(f"{uri!r}: expected a URI that begins with http:// or https://")
+
+
+# One for each kind of exports, in the order of the help.
+EXPORT_FLAGS = (
+    _ExportFlag("--kinesis", "kinesis", "ID=STREAM", "a Kinesis data stream"),
+    _ExportFlag("--iot-analytics", "iot_analytics", "ID=CHANNEL", "an IoT Analytics channel"),
+    _ExportFlag("--sitewise", "iot_sitewise", "ID", "IoT SiteWise asset properties"),
+    _ExportFlag("--s3", S3_TASK_EXECUTOR, "ID", "S3; messages are upload tasks"),
+    _ExportFlag("--http", "http", "ID=URI", "an HTTP server", _check_uri),
 )
 
 
@@ -106,15 +91,16 @@ def _parse_time_to_live(text: str) -> int | str:
 
 def _parse_export(flag: _ExportFlag) -> Callable[[str], ExportConfig]:
     parts = flag.metavar.count("=") + 1
+    make: Callable[..., ExportConfig] = CONFIG_OF_KIND[flag.kind]
 
     def parse(text: str) -> ExportConfig:
         # An identifier contains no `=`, but a URI may.
         given = text.split("=", parts - 1)
         if len(given) < parts or not all(given):
             raise ValueError(f"{text!r}: expected {flag.metavar}")
-        if flag.config is HTTPConfig and not re.match(r"https?://[^/]", given[1], re.IGNORECASE):
-            raise ValueError(f"{given[1]!r}: expected a URI that begins with http:// or https://")
-        return flag.config(*given)
+        if flag.check is not None:
+            flag.check(given[1])
+        return make(*given)
 
     return parse
 
@@ -198,7 +184,7 @@ _OPTIONS = (
         default=None,
         help="Acknowledge an append only once it is on the disk (new streams: no).",
     ),
-    *map(_export_option, _EXPORT_FLAGS),
+    *map(_export_option, EXPORT_FLAGS),
 )
 
 

@@ -1,9 +1,13 @@
-"""Exports of a stream: the five kinds of configurations, and the status of an export."""
+"""Exports of a stream: the configurations of each kind, and the status of an export.
+
+The fields of `ExportDefinition` are the one table of kinds: the name of a list is the kind of its
+exports. `docs/exports.md` lists what a new kind needs.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, TypeAlias
+from typing import Annotated, ClassVar, TypeAlias, get_args
 
 import msgspec
 from msgspec import Meta
@@ -35,7 +39,21 @@ class ExportFormat(Choice):
     JSON_BATCHED = 1
 
 
-class HTTPConfig(Value):
+class BaseExportConfig(Value):
+    """The base class of all configurations of exports."""
+
+    # The name of the kind for users.
+    label: ClassVar[str]
+    # The max number of messages in one call, and in a batch by default.
+    max_batch_size: ClassVar[int]
+
+    @property
+    def destination(self) -> str:
+        """The destination as a text for users, without secrets."""
+        return self.label
+
+
+class HTTPConfig(BaseExportConfig):
     """An export to an HTTP server.
 
     Attributes:
@@ -49,6 +67,9 @@ class HTTPConfig(Value):
         export_format: One request per message by default.
     """
 
+    label: ClassVar[str] = "HTTP"
+    max_batch_size: ClassVar[int] = 500
+
     identifier: Name = REQUIRED
     uri: Text = REQUIRED
     batch_size: BatchOf500 | None = None
@@ -58,8 +79,12 @@ class HTTPConfig(Value):
     disabled: bool | None = None
     export_format: ExportFormat | None = None
 
+    @property
+    def destination(self) -> str:
+        return f"HTTP {hide_user(self.uri)}"
 
-class IoTAnalyticsConfig(Value):
+
+class IoTAnalyticsConfig(BaseExportConfig):
     """An export to a channel of Parquet files.
 
     Attributes:
@@ -73,6 +98,9 @@ class IoTAnalyticsConfig(Value):
         disabled: Pauses the export.
     """
 
+    label: ClassVar[str] = "Channel"
+    max_batch_size: ClassVar[int] = 100
+
     identifier: Name = REQUIRED
     iot_channel: Text = REQUIRED
     iot_msg_id_prefix: Annotated[str, Meta(max_length=32)] | None = None
@@ -82,8 +110,12 @@ class IoTAnalyticsConfig(Value):
     start_sequence_number: SequenceNumber | None = None
     disabled: bool | None = None
 
+    @property
+    def destination(self) -> str:
+        return f"channel {self.iot_channel}"
 
-class KinesisConfig(Value):
+
+class KinesisConfig(BaseExportConfig):
     """An export to a Kinesis data stream.
 
     Attributes:
@@ -96,6 +128,9 @@ class KinesisConfig(Value):
         disabled: Pauses the export.
     """
 
+    label: ClassVar[str] = "Kinesis"
+    max_batch_size: ClassVar[int] = 500
+
     identifier: Name = REQUIRED
     kinesis_stream_name: Text = REQUIRED
     batch_size: BatchOf500 | None = None
@@ -104,8 +139,12 @@ class KinesisConfig(Value):
     start_sequence_number: SequenceNumber | None = None
     disabled: bool | None = None
 
+    @property
+    def destination(self) -> str:
+        return f"Kinesis {self.kinesis_stream_name}"
 
-class IoTSiteWiseConfig(Value):
+
+class IoTSiteWiseConfig(BaseExportConfig):
     """An export to IoT SiteWise. Each message is a `PutAssetPropertyValueEntry` as JSON.
 
     Attributes:
@@ -117,6 +156,9 @@ class IoTSiteWiseConfig(Value):
         disabled: Pauses the export.
     """
 
+    label: ClassVar[str] = "SiteWise"
+    max_batch_size: ClassVar[int] = 10
+
     identifier: Name = REQUIRED
     batch_size: BatchOf10 | None = None
     batch_interval_millis: BatchIntervalMillis | None = None
@@ -125,7 +167,7 @@ class IoTSiteWiseConfig(Value):
     disabled: bool | None = None
 
 
-class S3ExportTaskExecutorConfig(Value):
+class S3ExportTaskExecutorConfig(BaseExportConfig):
     """An export of files to S3. Each message is an `S3ExportTaskDefinition` as JSON.
 
     Attributes:
@@ -136,6 +178,10 @@ class S3ExportTaskExecutorConfig(Value):
         disabled: Pauses the export.
         status_config: Where results are reported.
     """
+
+    label: ClassVar[str] = "S3"
+    # A message is one task.
+    max_batch_size: ClassVar[int] = 1
 
     identifier: Name = REQUIRED
     size_threshold_for_multipart_upload_bytes: MultipartThreshold | None = None
@@ -149,19 +195,17 @@ ExportConfig: TypeAlias = (
 )
 
 
-# The max number of messages in one call; an S3 task is one message.
-_BATCH_LIMITS: dict[type[ExportConfig], int] = {
-    HTTPConfig: 500,
-    IoTAnalyticsConfig: 100,
-    KinesisConfig: 500,
-    IoTSiteWiseConfig: 10,
-    S3ExportTaskExecutorConfig: 1,
-}
-
-
 def batch_size_of(config: ExportConfig) -> int:
     """The number of messages in a full batch."""
-    return getattr(config, "batch_size", None) or _BATCH_LIMITS[type(config)]
+    return getattr(config, "batch_size", None) or config.max_batch_size
+
+
+def hide_user(uri: str) -> str:
+    """The URI without its user and password, for readers who may not have access to it."""
+    scheme, colon, rest = uri.partition("://")
+    address, slash, path = rest.partition("/")
+    user, at, host = address.rpartition("@")
+    return f"{scheme}{colon}{'…' if user else ''}{at}{host}{slash}{path}"
 
 
 class ExportDefinition(Value):
@@ -196,13 +240,16 @@ class ExportDefinition(Value):
 # The kind of exports of S3 tasks, which are uploads of files. All others export messages.
 S3_TASK_EXECUTOR = "s3_task_executor"
 
-# The type of the configurations in a list, by the name of the list.
+
+def _config_type(field: msgspec.structs.FieldInfo) -> type[ExportConfig]:
+    """The type of the configurations in a list, from the annotation `list[…] | None`."""
+    found: type[ExportConfig] = get_args(get_args(field.type)[0])[0]
+    return found
+
+
+# The type of the configurations in each list, by the name of the list.
 CONFIG_OF_KIND: dict[str, type[ExportConfig]] = {
-    "http": HTTPConfig,
-    "iot_analytics": IoTAnalyticsConfig,
-    "kinesis": KinesisConfig,
-    "iot_sitewise": IoTSiteWiseConfig,
-    S3_TASK_EXECUTOR: S3ExportTaskExecutorConfig,
+    field.name: _config_type(field) for field in msgspec.structs.fields(ExportDefinition)
 }
 
 

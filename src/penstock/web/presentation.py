@@ -9,13 +9,8 @@ from typing import Any
 from penstock.broker.exports.pipelines import Assignment, FinishedDelivery, Pipeline, PipelineTask
 from penstock.broker.server import Broker
 from penstock.broker.streams import Stream
-from penstock.model import (
-    ExportConfig,
-    HTTPConfig,
-    IoTAnalyticsConfig,
-    KinesisConfig,
-)
-from penstock.model.export_definition import S3_TASK_EXECUTOR
+from penstock.model import ExportConfig
+from penstock.model.export_definition import CONFIG_OF_KIND, hide_user
 from penstock.model.statistics import ExportStatistics, Statistics, StreamStatistics
 from penstock.model.validation import to_wire
 from penstock.web.authorization import Permissions
@@ -164,7 +159,7 @@ def _render_export(found: ExportStatistics, config: ExportConfig, rate: float) -
     return {
         "identifier": found.identifier,
         "kind": found.kind,
-        "destination": _destination(found.kind, config),
+        "destination": config.destination,
         "priority": config.priority,
         "isPaused": found.is_paused,
         "state": found.state,
@@ -183,31 +178,14 @@ def _render_export(found: ExportStatistics, config: ExportConfig, rate: float) -
     }
 
 
-def _destination(kind: str, config: ExportConfig) -> str:
-    match config:
-        case KinesisConfig():
-            return f"Kinesis {config.kinesis_stream_name}"
-        case IoTAnalyticsConfig():
-            return f"channel {config.iot_channel}"
-        case HTTPConfig():
-            return f"HTTP {_without_password(config.uri)}"
-    return "S3" if kind == S3_TASK_EXECUTOR else "SiteWise"
-
-
 def render_definition(stream: Stream) -> JsonObject:
     """The definition as a client would send it, without passwords."""
     plain: JsonObject = to_wire(stream.describe().definition)
-    for config in plain["exportDefinition"]["http"]:
-        config["uri"] = _without_password(config["uri"])
+    for configs in plain["exportDefinition"].values():
+        for config in configs:
+            if "uri" in config:
+                config["uri"] = hide_user(config["uri"])
     return plain
-
-
-def _without_password(uri: str) -> str:
-    """Hides the user information: a token that shows a destination must not give access to it."""
-    scheme, colon, rest = uri.partition("://")
-    address, slash, path = rest.partition("/")
-    user, at, host = address.rpartition("@")
-    return f"{scheme}{colon}{'…' if user else ''}{at}{host}{slash}{path}"
 
 
 def render_pipeline(pipeline: Pipeline) -> JsonObject:
@@ -246,6 +224,7 @@ def _render_assignment(assignment: Assignment) -> JsonObject:
     return {
         "lease": work.lease,
         "kind": assignment.kind,
+        "kindLabel": CONFIG_OF_KIND[assignment.kind].label,
         "stream": work.stream,
         "exportIdentifier": work.identifier,
         "startedAt": assignment.started,
@@ -258,6 +237,7 @@ def render_delivery(delivery: FinishedDelivery) -> JsonObject:
         "pipeline": delivery.holder.pipeline,
         "task": delivery.holder.task,
         "kind": delivery.kind,
+        "kindLabel": CONFIG_OF_KIND[delivery.kind].label,
         "stream": delivery.stream,
         "exportIdentifier": delivery.identifier,
         "startedAt": delivery.started,

@@ -11,6 +11,7 @@ import pytest
 
 from penstock.cli.checks.check import CheckFinding, State
 from penstock.cli.checks.destinations import (
+    ROUTE_OF_KIND,
     Route,
     check_destinations,
     find_credentials,
@@ -175,6 +176,21 @@ def test_paused_export_has_no_route() -> None:
     ]
 
     assert plan_routes([definition(http=http)], {}) == {Route("http", "::1", 443): ["s/on"]}
+
+
+def test_export_of_an_unknown_kind_is_not_checked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(ROUTE_OF_KIND, "kinesis")
+    exports = {"kinesis": [{"identifier": "e", "kinesisStreamName": "n"}]}
+    with LocalBroker(tmp_path / "root") as broker:
+        with broker.connect() as client:
+            create(client, "s", exportDefinition=exports)
+        finding, *_ = find(broker.root)
+
+    assert finding == CheckFinding(
+        "export", State.skip, "kinesis: not checked: the address is not known, for s/e"
+    )
 
 
 # Credentials

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -14,11 +14,19 @@ from penstock.cli.checks.context import CONNECT_SECONDS, CheckContext
 from penstock.model import ExportConfig, HTTPConfig, MessageStreamDefinition
 from penstock.model.export_definition import S3_TASK_EXECUTOR
 
-# By kind of export: the service in the names of variables, and the host of its endpoint.
+
+class _AwsService(NamedTuple):
+    """The service in the names of variables, and the host of its endpoint."""
+
+    variable: str
+    host: str
+
+
+# By kind of export.
 _AWS_SERVICES = {
-    "iot_sitewise": ("IOTSITEWISE", "data.iotsitewise.{region}"),
-    "kinesis": ("KINESIS", "kinesis.{region}"),
-    S3_TASK_EXECUTOR: ("S3", "s3.{region}"),
+    "iot_sitewise": _AwsService("IOTSITEWISE", "data.iotsitewise.{region}"),
+    "kinesis": _AwsService("KINESIS", "kinesis.{region}"),
+    S3_TASK_EXECUTOR: _AwsService("S3", "s3.{region}"),
 }
 
 # The sources of AWS credentials, in the order in which AWS clients use them.
@@ -47,10 +55,12 @@ def check_destinations(context: CheckContext) -> list[CheckFinding]:
     for (route, exports), tried in zip(routes.items(), outcomes, strict=True):
         is_working = tried.state is State.warn and working.intersection(exports)
         outcome = ok("works with the variables of the pipeline") if is_working else tried
-        place = f"{route.host}:{route.port}" if route.host else route.service
+        place = f"{route.host}:{route.port}" if route.host else route.kind
         found = f"{place}: {outcome.found}, for {_enumerate(exports)}"
         findings.append(CheckFinding("export", *outcome._replace(found=found)))
-    to_aws = [name for route, names in routes.items() if route.service != "http" for name in names]
+    to_aws = [
+        name for route, names in routes.items() if route.kind in _AWS_SERVICES for name in names
+    ]
     if to_aws:
         credentials = find_credentials(context.environment)
         if credentials.state is State.warn and working.intersection(to_aws):
@@ -62,7 +72,7 @@ def check_destinations(context: CheckContext) -> list[CheckFinding]:
 class Route(NamedTuple):
     """The address that exports connect to, or the reason why it is unknown."""
 
-    service: str
+    kind: str
     host: str = ""
     port: int = 0
     problem: Outcome | None = None
@@ -75,16 +85,27 @@ def plan_routes(
     routes: dict[Route, list[str]] = {}
     for definition in definitions:
         for kind, export in definition.export_definition.configs_by_kind():
-            # A channel is a directory: exports to it need no network.
-            if not export.disabled and kind != "iot_analytics":
-                name = f"{definition.name}/{export.identifier}"
-                routes.setdefault(_route(kind, export, environment), []).append(name)
+            plan = ROUTE_OF_KIND.get(kind, _unknown_route)
+            route = None if export.disabled else plan(kind, export, environment)
+            if route is not None:
+                routes.setdefault(route, []).append(f"{definition.name}/{export.identifier}")
     return routes
 
 
-def _route(kind: str, export: ExportConfig, environment: Mapping[str, str]) -> Route:
-    if isinstance(export, HTTPConfig):
-        return _route_of_uri(kind, export.uri, "change the uri of the export")
+def _http_route(kind: str, export: ExportConfig, _environment: Mapping[str, str]) -> Route:
+    assert isinstance(export, HTTPConfig)
+    return _route_of_uri(kind, export.uri, "change the uri of the export")
+
+
+def _no_route(_kind: str, _export: ExportConfig, _environment: Mapping[str, str]) -> None:
+    """Used for destinations that need no network, such as the directory of a channel."""
+
+
+def _unknown_route(kind: str, _export: ExportConfig, _environment: Mapping[str, str]) -> Route:
+    return Route(kind, problem=skip("not checked: the address is not known"))
+
+
+def _aws_route(kind: str, _export: ExportConfig, environment: Mapping[str, str]) -> Route:
     variable, host = _AWS_SERVICES[kind]
     for name in (f"AWS_ENDPOINT_URL_{variable}", "AWS_ENDPOINT_URL"):
         if uri := environment.get(name):
@@ -94,6 +115,14 @@ def _route(kind: str, export: ExportConfig, environment: Mapping[str, str]) -> R
         return Route(kind, problem=warn("no region is set", "set AWS_REGION"))
     domain = "amazonaws.com.cn" if region.startswith("cn-") else "amazonaws.com"
     return Route(kind, f"{host.format(region=region)}.{domain}", 443)
+
+
+# The function that finds the route of an export, for each kind of exports.
+ROUTE_OF_KIND: dict[str, Callable[[str, ExportConfig, Mapping[str, str]], Route | None]] = {
+    "http": _http_route,
+    "iot_analytics": _no_route,
+    **dict.fromkeys(_AWS_SERVICES, _aws_route),
+}
 
 
 def _route_of_uri(kind: str, uri: str, mend: str) -> Route:

@@ -1,4 +1,9 @@
-"""All destinations, by the name of their list in an export definition."""
+"""The registry of destinations, by kind of export.
+
+A kind is the name of a field of `ExportDefinition`, such as `iot_sitewise`. The broker sends it
+with each slice. S3 tasks are not in the registry: `penstock.pipeline.uploads` delivers them.
+`docs/exports.md` lists the other places that a new destination touches.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +12,9 @@ from collections.abc import Callable
 
 from penstock.pipeline.destinations.destination import Destination, ExportContext
 
-# Module and class. A module is imported when the first export needs it: boto3 takes a second.
-_DESTINATIONS = {
+# The name of a module of this package, and of its class. A module is imported when the first export
+# needs it: boto3 takes a second.
+DESTINATIONS = {
     "http": ("http", "HttpDestination"),
     "iot_analytics": ("channel", "ChannelDestination"),
     "iot_sitewise": ("sitewise", "SiteWiseDestination"),
@@ -17,7 +23,8 @@ _DESTINATIONS = {
 
 
 def import_destination(kind: str) -> Callable[[ExportContext], Destination]:
-    module, name = _DESTINATIONS[kind]
+    """The class of the destination of this kind."""
+    module, name = DESTINATIONS[kind]
     imported = importlib.import_module(f"{__name__}.{module}")
     found: Callable[[ExportContext], Destination] = getattr(imported, name)
     return found

@@ -51,7 +51,7 @@ class DestinationCall(NamedTuple):
     numbers: Sequence[int] = ()
     # The arguments of `send`, which only the destination reads.
     content: Any = None
-    # The approximate number of bytes on the wire.
+    # The approximate number of bytes on the wire, at least that of the payloads.
     size: int = 0
     # By sequence number: the reason why a message can never be sent.
     skipped: Mapping[int, str] = {}
@@ -119,7 +119,7 @@ class ExportContext(NamedTuple):
     settings: DestinationSettings
     # The broker's directory; None if the broker runs on another machine.
     root: str | None
-    # Seconds for one call.
+    # Seconds for one call. The destination has to apply it.
     timeout: float
     # Whether the broker confirms the lease. Without the lease, another task may already have
     # delivered the messages. Raises UnavailableError if the broker does not answer.
@@ -127,21 +127,33 @@ class ExportContext(NamedTuple):
 
 
 class Destination(ABC):
-    """The destination of one export. One thread uses it at a time."""
+    """The destination of one export, for one slice. One thread uses it at a time.
 
-    # The maximum number of messages in a call; None: no limit.
+    The constructor takes one `ExportContext`. There is no `close`: connections that outlive a slice
+    belong to the module, are thread-safe, and are removed in a child process after a fork.
+
+    Messages may arrive more than once, so duplicates must do no harm. An exception other than
+    RefusedError ends the delivery. The broker shows it in the status of the export, and leases the
+    messages again after a back-off.
+    """
+
+    # The maximum number of messages in a call, not above the batch size; None: no limit.
     max_messages: int | None = None
 
     @abstractmethod
     def prepare(self, messages: Messages) -> DestinationCall:
         """A call with the first of these messages, as many as fit, and at least one.
 
-        A skipped message counts as well.
+        A skipped message counts as well. Failed messages are prepared again, so their sequence
+        numbers may have gaps.
         """
 
     @abstractmethod
     def send(self, call: DestinationCall) -> CallResult:
-        """Makes the call once. Raises UnavailableError or RefusedError if it failed as a whole."""
+        """Makes the call once, without retries, and within the timeout of the `ExportContext`.
+
+        Raises UnavailableError or RefusedError if it failed as a whole.
+        """
 
     @property
     def pause(self) -> float:

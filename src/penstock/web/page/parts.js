@@ -101,19 +101,6 @@ export function wordOfExport(state) {
   return WORD_OF_EXPORT_STATE[state] ?? state;
 }
 
-const WORD_OF_KIND = {
-  http: "HTTP",
-  iot_analytics: "Channel",
-  iot_sitewise: "SiteWise",
-  kinesis: "Kinesis",
-  s3_task_executor: "S3",
-};
-
-/** The name of a kind of exports. */
-export function wordOfKind(kind) {
-  return WORD_OF_KIND[kind] ?? kind;
-}
-
 /** A number with a label and a note. */
 export function tilePart(label, id = undefined) {
   const value = element("dd", { class: "tile-value" });

@@ -10,7 +10,6 @@ import {
   factsPart,
   heading,
   statePart,
-  wordOfKind,
 } from "../parts.js";
 import { streamLink } from "../router.js";
 import { LiveTable, textCell } from "../table.js";
@@ -189,7 +188,7 @@ function unlistedWork({ isConnected, assignments, otherAssignments }) {
   return assignments.length === 0 ? "Waiting for work" : "";
 }
 
-function assignmentPart(app, { stream, exportIdentifier, kind, messages }) {
+function assignmentPart(app, { stream, exportIdentifier, kind, kindLabel, messages }) {
   const elapsed = element("span", { class: "elapsed" });
   return {
     element: element(
@@ -197,7 +196,7 @@ function assignmentPart(app, { stream, exportIdentifier, kind, messages }) {
       { "data-testid": "assignment" },
       element("a", { href: streamLink(stream) }, stream),
       element("span", {}, exportIdentifier),
-      element("span", { class: "muted" }, wordOfKind(kind)),
+      element("span", { class: "muted" }, kindLabel),
       element("span", { class: "muted" }, sizeOf(kind, messages)),
       elapsed,
     ),
@@ -231,20 +230,21 @@ function durationsPart() {
       element("div", {}, name, numbers),
       element("div", { class: "bars-frame" }, picture, scale),
     ),
-    update({ kind, deliveries }) {
+    update({ deliveries }) {
+      const { kindLabel } = deliveries[0];
       const sorted = deliveries
         .map(({ durationMillis }) => durationMillis)
         .sort((one, other) => one - other);
       const longest = formatElapsed(sorted.at(-1));
       const median = formatElapsed(sorted[sorted.length >> 1]);
       const failed = deliveries.filter(({ error }) => error !== "").length;
-      setText(name, wordOfKind(kind));
+      setText(name, kindLabel);
       setText(numbers, `median ${median}${failed > 0 ? ` · ${formatCount(failed)} failed` : ""}`);
       setText(scale, longest);
       setAttribute(
         picture,
         "aria-label",
-        `Durations of the last ${plural(deliveries.length, "delivery", "deliveries")} to ${wordOfKind(kind)}: median ${median}, longest ${longest}, ${failed} failed`,
+        `Durations of the last ${plural(deliveries.length, "delivery", "deliveries")} to ${kindLabel}: median ${median}, longest ${longest}, ${failed} failed`,
       );
       bars.update(
         deliveries.map((it, index) => ({
@@ -350,8 +350,8 @@ function deliveriesTable() {
       {
         id: "kind",
         label: "Kind",
-        cell: () => textCell(({ kind }) => wordOfKind(kind)),
-        order: ({ kind }) => wordOfKind(kind),
+        cell: () => textCell(({ kindLabel }) => kindLabel),
+        order: ({ kindLabel }) => kindLabel,
       },
       { id: "result", label: "Result", cell: resultCell, order: ({ error }) => error },
       {
