@@ -66,12 +66,6 @@ class Farm:
         (found,) = self.up.children_of(command)
         return found
 
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with open_browser() as browser:
-        yield browser
-
     @property
     def is_running(self) -> bool:
         return self.up.process.poll() is None
@@ -82,6 +76,12 @@ def browser() -> Iterator[Browser]:
         for child in children:
             with contextlib.suppress(psutil.NoSuchProcess):
                 child.kill()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with open_browser() as browser:
+        yield browser
 
 
 @pytest.fixture(scope="module")
