@@ -488,7 +488,7 @@ def test_late_answer_is_ignored() -> None:
 @pytest.mark.parametrize(
     "frame",
     [
-        frame_to(Request(Operation.AppendMessage, {"requestId": "nobody"}), sequenceNumber=9),
+        frame_to(Request(Operation.AppendMessage, {"requestId": "unknown"}), sequenceNumber=9),
         frame_to(Request(Operation.AppendMessage, {"requestId": "1"}), operation=99),
         frame_to(Request(Operation.AppendMessage, {"requestId": ""}), operation=-1),
         encode_frame(Operation.AppendMessageResponse, b""),

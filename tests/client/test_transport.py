@@ -180,6 +180,7 @@ def test_unix_socket_connects(tmp_path: Path) -> None:
 def test_failed_connect_raises_the_system_error_and_closes_the_socket(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
+    gc.collect()  # the garbage of other tests
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         with pytest.raises(ConnectionRefusedError):
