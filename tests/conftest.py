@@ -12,23 +12,24 @@ import pytest
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
-settings.register_profile("test", deadline=None, print_blob=True)
-settings.register_profile(
-    "full", deadline=None, print_blob=True, max_examples=10 * settings().max_examples
-)
+# Hypothesis repeats its examples if CI is set, unless a profile says otherwise.
+settings.register_profile("test", deadline=None, print_blob=True, derandomize=False)
 settings.load_profile("test")
+settings.register_profile("full", max_examples=10 * settings().max_examples)
 
-# One worker runs these files: a second Spark session costs more than it saves.
-_SPARK_SESSION = "spark session"
-_FILES_WITH_SPARK_SESSION = {
-    f"tests/spark/test_{name}.py"
-    for name in ("batch", "channels", "json_rows", "reuse", "streaming", "timestamps", "writing")
+# Tests with a Spark session run in two workers. A session takes ten seconds to start, so that one
+# for each file would take longer.
+_SPARK_FILES = {
+    "spark streaming": ("killing_spark", "streaming", "timestamps"),
+    "spark batch": ("batch", "channels", "json_rows", "reuse", "writing"),
+}
+_GROUP_OF_FILE = {
+    f"tests/spark/test_{name}.py": group for group, names in _SPARK_FILES.items() for name in names
 }
 # A run ends with its slowest group of tests, so that slow groups have to start first.
 _SLOW_GROUPS = (
-    _SPARK_SESSION,
+    *_SPARK_FILES,
     "tests/exports/",
-    "tests/spark/test_killing_spark.py",
     "tests/cli/test_up.py",
     "tests/pipeline/",
     "tests/web/test_page.py",
@@ -53,7 +54,10 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupSchedul
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     positions: dict[str, int] = {}
     for item in items:
-        positions.setdefault(_find_group(item.nodeid), len(positions))
+        group = _find_group(item.nodeid)
+        positions.setdefault(group, len(positions))
+        uses_spark = "shared_session" in getattr(item, "fixturenames", ())
+        assert not uses_spark or group in _SPARK_FILES, f"{group} is missing in _SPARK_FILES"
 
     def sort_key(item: pytest.Item) -> tuple[int, int, bool]:
         group = _find_group(item.nodeid)
@@ -64,7 +68,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def _find_group(node_id: str) -> str:
     file = node_id.partition("::")[0]
-    return _SPARK_SESSION if file in _FILES_WITH_SPARK_SESSION else file
+    return _GROUP_OF_FILE.get(file, file)
 
 
 def _rank(group: str) -> int:
