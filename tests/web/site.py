@@ -67,6 +67,10 @@ class Site(LocalBroker):
             self.finish(self.web.stop())
         super().stop()
 
+    def link(self, token: str | None = None) -> str:
+        """A link to the dashboard with this token, or with the admin's."""
+        return f"{self.url}#token={self.token if token is None else token}"
+
     def open(self) -> http.client.HTTPConnection:
         return http.client.HTTPConnection(self.netloc, timeout=TIMEOUT_S)
 

@@ -29,6 +29,7 @@ numbers = count()
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    """A broker that tests share. A test that exports needs `own_site`."""
     with Site(tmp_path_factory.mktemp("site") / "root") as site:
         yield site
 
@@ -36,6 +37,19 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 @pytest.fixture
 def client(site: Site) -> Iterator[RawConnection]:
     with site.connect() as connection:
+        yield connection
+
+
+@pytest.fixture
+def own_site(tmp_path: Path) -> Iterator[Site]:
+    """A broker without streams of other tests."""
+    with Site(tmp_path / "root") as site:
+        yield site
+
+
+@pytest.fixture
+def own_client(own_site: Site) -> Iterator[RawConnection]:
+    with own_site.connect() as connection:
         yield connection
 
 
@@ -120,10 +134,10 @@ def test_overview_has_totals_streams_and_exports(tmp_path: Path) -> None:
     assert export["priority"] == 3
 
 
-def test_overview_requests_do_not_change_the_totals(site: Site) -> None:
-    before = site.get_json("/api/overview")["totals"]
-    site.get_json("/api/overview")
-    assert site.get_json("/api/overview")["totals"] == before
+def test_overview_requests_do_not_change_the_totals(own_site: Site) -> None:
+    before = own_site.get_json("/api/overview")["totals"]
+    own_site.get_json("/api/overview")
+    assert own_site.get_json("/api/overview")["totals"] == before
 
 
 def test_history_of_the_broker_and_of_a_stream(site: Site, name: str) -> None:
@@ -178,13 +192,13 @@ def pipeline_of(answer: Json, name: str) -> Json:
 
 
 def test_pipelines_show_their_tasks_and_assignments(
-    site: Site, client: RawConnection, name: str
+    own_site: Site, own_client: RawConnection, name: str
 ) -> None:
-    create(client, name, exportDefinition=to_http())
-    client.append_many(name, [b"1", b"2"])
-    (found,) = plan(client, pipeline=name, task="7", about=ABOUT)
+    create(own_client, name, exportDefinition=to_http())
+    own_client.append_many(name, [b"1", b"2"])
+    (found,) = plan(own_client, pipeline=name, task="7", about=ABOUT)
 
-    pipeline = pipeline_of(site.get_json("/api/pipeline"), name)
+    pipeline = pipeline_of(own_site.get_json("/api/pipeline"), name)
 
     (task,) = pipeline.pop("tasks")
     assert pipeline.pop("lastSeen") == task.pop("lastSeen") > 0
@@ -213,20 +227,19 @@ def test_pipelines_show_their_tasks_and_assignments(
         "messages": 0,
         "otherAssignments": 0,
     }
-    assert "tasks" not in pipeline_of(site.get_json("/api/overview"), name)
-    client.call(Operation.DeleteMessageStream, name=name)
+    assert "tasks" not in pipeline_of(own_site.get_json("/api/overview"), name)
 
 
 def test_deliveries_are_listed_with_their_results(
-    site: Site, client: RawConnection, name: str
+    own_site: Site, own_client: RawConnection, name: str
 ) -> None:
-    create(client, name, exportDefinition=to_http())
-    client.append_many(name, [b"1", b"2"])
-    (found,) = plan(client, pipeline=name, task="7")
-    commit(client, found, settledEnd=1, exportedMessages=1, isFinal=False)
-    commit(client, found, first=1, exportedMessages=0, settledEnd=1, error="<b>down</b>")
+    create(own_client, name, exportDefinition=to_http())
+    own_client.append_many(name, [b"1", b"2"])
+    (found,) = plan(own_client, pipeline=name, task="7")
+    commit(own_client, found, settledEnd=1, exportedMessages=1, isFinal=False)
+    commit(own_client, found, first=1, exportedMessages=0, settledEnd=1, error="<b>down</b>")
 
-    answer = site.get_json("/api/pipeline")
+    answer = own_site.get_json("/api/pipeline")
 
     (delivery,) = [each for each in answer["deliveries"] if each["pipeline"] == name]
     assert delivery.pop("startedAt") > 0
@@ -243,56 +256,52 @@ def test_deliveries_are_listed_with_their_results(
     }
     (task,) = pipeline_of(answer, name)["tasks"]
     assert (task["deliveries"], task["messages"], task["assignments"]) == (1, 1, [])
-    client.call(Operation.DeleteMessageStream, name=name)
 
 
 def test_a_disconnected_task_is_shown_without_work(
-    site: Site, client: RawConnection, name: str
+    own_site: Site, own_client: RawConnection, name: str
 ) -> None:
-    create(client, name, exportDefinition=to_http())
-    append(client, name, b"x")
-    with site.connect() as other:
+    create(own_client, name, exportDefinition=to_http())
+    append(own_client, name, b"x")
+    with own_site.connect() as other:
         plan(other, pipeline=name)
-        assert pipeline_of(site.get_json("/api/pipeline"), name)["tasks"][0]["assignments"]
+        assert pipeline_of(own_site.get_json("/api/pipeline"), name)["tasks"][0]["assignments"]
 
     def pipeline() -> Json:
-        return pipeline_of(site.get_json("/api/pipeline"), name)
+        return pipeline_of(own_site.get_json("/api/pipeline"), name)
 
     wait_until(lambda: not pipeline()["isConnected"])
     (task,) = pipeline()["tasks"]
     assert not task["isConnected"]
     assert task["assignments"] == []
-    client.call(Operation.DeleteMessageStream, name=name)
 
 
 def test_work_and_deliveries_of_unseen_streams_are_left_out(
-    site: Site, client: RawConnection, name: str
+    own_site: Site, own_client: RawConnection, name: str
 ) -> None:
     mine, secret = f"{name} mine", f"{name} secret"
     for each in (mine, secret):
-        create(client, each, exportDefinition=to_http(priority=1))
-        append(client, each, b"1")
-    for found in plan(client, pipeline=name):
-        commit(client, found, error=f"error of {found['stream']}", isFinal=True)
-    with site.connect() as other:
+        create(own_client, each, exportDefinition=to_http(priority=1))
+        append(own_client, each, b"1")
+    for found in plan(own_client, pipeline=name):
+        commit(own_client, found, error=f"error of {found['stream']}", isFinal=True)
+    with own_site.connect() as other:
         # Pausing and resuming clears the wait after these failures.
         for each in (mine, secret):
-            site.post(f"/api/streams/{quoted(each)}/exports/e/pause")
-            site.post(f"/api/streams/{quoted(each)}/exports/e/resume")
-            append(client, each, b"2")
+            own_site.post(f"/api/streams/{quoted(each)}/exports/e/pause")
+            own_site.post(f"/api/streams/{quoted(each)}/exports/e/resume")
+            append(own_client, each, b"2")
         assert len(plan(other, pipeline=name)) == 2
 
-        token = site.make_token(Role.observer, mine)
-        answer = site.get_json("/api/pipeline", token)
+        token = own_site.make_token(Role.observer, mine)
+        answer = own_site.get_json("/api/pipeline", token)
 
         (task,) = pipeline_of(answer, name)["tasks"]
         assert [each["stream"] for each in task["assignments"]] == [mine]
         assert task["otherAssignments"] == 1
         assert {each["stream"] for each in answer["deliveries"]} == {mine}
-        assert "secret" not in site.get("/api/pipeline", token).body.decode()
-        assert "secret" not in site.get("/api/overview", token).body.decode()
-    for each in (mine, secret):
-        client.call(Operation.DeleteMessageStream, name=each)
+        assert "secret" not in own_site.get("/api/pipeline", token).body.decode()
+        assert "secret" not in own_site.get("/api/overview", token).body.decode()
 
 
 # Answers about all streams
@@ -311,13 +320,6 @@ def counted(function: Callable[..., T], calls: list[T]) -> Callable[..., T]:
     return call
 
 
-@pytest.fixture
-def own_site(tmp_path: Path) -> Iterator[Site]:
-    with Site(tmp_path / "root") as site, site.connect() as client:
-        create(client, "a")
-        yield site
-
-
 def get_at_once(site: Site, path: str, tokens: list[str]) -> list[bytes]:
     """The answers to requests that all arrive before the first one is answered."""
     api = site.web._api
@@ -331,8 +333,9 @@ def get_at_once(site: Site, path: str, tokens: list[str]) -> list[bytes]:
 
 
 def test_concurrent_overviews_with_equal_permissions_share_an_answer(
-    own_site: Site, monkeypatch: pytest.MonkeyPatch
+    own_site: Site, own_client: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    create(own_client, "a")
     rendered: list[Json] = []
     monkeypatch.setattr(
         presentation, "render_overview", counted(presentation.render_overview, rendered)
@@ -348,8 +351,9 @@ def test_concurrent_overviews_with_equal_permissions_share_an_answer(
 
 
 def test_concurrent_scrapes_of_the_same_streams_share_an_answer(
-    own_site: Site, monkeypatch: pytest.MonkeyPatch
+    own_site: Site, own_client: RawConnection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    create(own_client, "a")
     written: list[bytes] = []
     monkeypatch.setattr(metrics, "render", counted(metrics.render, written))
     tokens = ["", own_site.token, own_site.make_token(Role.observer)]
@@ -358,9 +362,11 @@ def test_concurrent_scrapes_of_the_same_streams_share_an_answer(
 
 
 @pytest.mark.parametrize("path", ["/api/overview", "/metrics"])
-def test_shared_answer_has_only_streams_that_the_token_allows(own_site: Site, path: str) -> None:
-    with own_site.connect() as client:
-        create(client, "hidden")
+def test_shared_answer_has_only_streams_that_the_token_allows(
+    own_site: Site, own_client: RawConnection, path: str
+) -> None:
+    create(own_client, "a")
+    create(own_client, "hidden")
     seeing = [own_site.make_token(role, "a*") for role in (Role.admin, Role.observer)]
     blind = own_site.make_token(Role.admin, "none")
     tokens = [own_site.token, *seeing, blind]
@@ -375,25 +381,24 @@ def test_shared_answer_has_only_streams_that_the_token_allows(own_site: Site, pa
 
 
 def test_answers_contain_all_changes_made_before_the_request(
-    site: Site, client: RawConnection, name: str
+    own_site: Site, own_client: RawConnection, name: str
 ) -> None:
-    create(client, name, exportDefinition=to_http())
+    create(own_client, name, exportDefinition=to_http())
 
     def shown_in(stream: Json) -> tuple[int, int]:
         (export,) = stream["exports"]
         return stream["newestSequenceNumber"], export["lastExportedSequenceNumber"]
 
     for number in range(5):
-        append(client, name, b"x")
-        (found,) = plan(client)
-        commit(client, found)
-        overview = site.get_json("/api/overview")
+        append(own_client, name, b"x")
+        (found,) = plan(own_client)
+        commit(own_client, found)
+        overview = own_site.get_json("/api/overview")
         in_overview = next(each for each in overview["streams"] if each["name"] == name)
         assert shown_in(in_overview) == (number, number)
-        assert shown_in(site.get_json(f"/api/streams/{name}")) == (number, number)
+        assert shown_in(own_site.get_json(f"/api/streams/{name}")) == (number, number)
         appended = f'penstock_stream_appended_messages_total{{stream="{name}"}} {number + 1}.0\n'
-        assert appended in site.get("/metrics").body.decode()
-    client.call(Operation.DeleteMessageStream, name=name)
+        assert appended in own_site.get("/metrics").body.decode()
 
 
 # One stream
@@ -741,33 +746,32 @@ def exports_of(site: Site, name: str) -> list[Json]:
 
 
 def test_resumed_export_continues_at_its_position(
-    site: Site, client: RawConnection, name: str
+    own_site: Site, own_client: RawConnection, name: str
 ) -> None:
-    create(client, name)
-    client.append_many(name, [b"1", b"2", b"3", b"4"])
+    create(own_client, name)
+    own_client.append_many(name, [b"1", b"2", b"3", b"4"])
     definition = {
-        **definition_of(client, name),
+        **definition_of(own_client, name),
         "exportDefinition": to_http(startSequenceNumber=1, priority=1),
     }
-    client.call(Operation.UpdateMessageStream, definition=definition)
-    (found,) = plan(client)
+    own_client.call(Operation.UpdateMessageStream, definition=definition)
+    (found,) = plan(own_client)
     assert (found["first"], found["end"]) == (1, 4)
-    commit(client, found, settledEnd=3, exportedMessages=2, exportedBytes=2)
-    (before,) = exports_of(site, name)
+    commit(own_client, found, settledEnd=3, exportedMessages=2, exportedBytes=2)
+    (before,) = exports_of(own_site, name)
     path = f"/api/streams/{name}/exports/e"
 
-    site.post(f"{path}/pause")
-    assert plan(client, waitMillis=0) == []
-    (paused,) = exports_of(site, name)
-    site.post(f"{path}/resume")
-    (after,) = exports_of(site, name)
-    (found,) = plan(client)
+    own_site.post(f"{path}/pause")
+    assert plan(own_client, waitMillis=0) == []
+    (paused,) = exports_of(own_site, name)
+    own_site.post(f"{path}/resume")
+    (after,) = exports_of(own_site, name)
+    (found,) = plan(own_client)
 
     kept = ("lastExportedSequenceNumber", "exportedMessages", "exportedBytes", "messagesBehind")
     for key in kept:
         assert before[key] == paused[key] == after[key]
     assert (found["first"], found["end"]) == (3, 4)
-    client.call(Operation.DeleteMessageStream, name=name)
 
 
 @pytest.mark.parametrize(

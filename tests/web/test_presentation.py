@@ -17,9 +17,10 @@ from tests.support import Json, append, create, running, wait_until
 from tests.web.site import Site, commit, plan
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with Site(tmp_path_factory.mktemp("site") / "root") as site:
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A broker for one test: rates and leases are kept by stream name."""
+    with Site(tmp_path / "root") as site:
         yield site
 
 
@@ -27,8 +28,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def client(site: Site) -> Iterator[RawConnection]:
     with site.connect() as connection:
         yield connection
-        for stream in site.get_json("/api/overview")["streams"]:
-            connection.call(Operation.DeleteMessageStream, name=stream["name"])
 
 
 def stream_json(site: Site, name: str = "s") -> Json:

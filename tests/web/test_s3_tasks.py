@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from penstock.broker.access import Role
 from penstock.model.status_message import Status
-from penstock.wire.operations import Operation
 from tests.broker.exports.workbench import task, to_http, to_s3
 from tests.raw_connection import RawConnection
 from tests.support import Json, append, create
 from tests.web.site import Site, commit, plan
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
-    with Site(tmp_path_factory.mktemp("site") / "root") as site:
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    """A broker for one test: tasks of all streams are listed together."""
+    with Site(tmp_path / "root") as site:
         yield site
 
 
@@ -26,12 +27,10 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
 def client(site: Site) -> Iterator[RawConnection]:
     with site.connect() as connection:
         yield connection
-        for stream in site.get_json("/api/overview")["streams"]:
-            connection.call(Operation.DeleteMessageStream, name=stream["name"])
 
 
 def create_tasks(client: RawConnection, name: str, *numbers: int) -> None:
-    """Creates a stream with tasks. Each test needs its own: statuses are kept by stream name."""
+    """Creates a stream with tasks."""
     create(client, name, exportDefinition=to_s3())
     for number in numbers:
         append(client, name, json.dumps(task(number)).encode())

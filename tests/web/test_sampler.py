@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -29,9 +30,9 @@ def sampler(broker: LocalBroker, short_steps: None) -> Iterator[Sampler]:
     broker.run(sampler.stop)
 
 
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalBroker]:
-    with LocalBroker(tmp_path_factory.mktemp("sampler") / "root") as broker:
+@pytest.fixture
+def broker(tmp_path: Path) -> Iterator[LocalBroker]:
+    with LocalBroker(tmp_path / "root") as broker:
         yield broker
 
 
@@ -209,12 +210,14 @@ def test_no_answer_is_cached_without_pending_requests(
 
 
 def test_next_request_after_a_failure_gets_an_answer(
-    broker: LocalBroker, answers: SharedAnswers, writer: Writer
+    broker: LocalBroker, answers: SharedAnswers, writer: Writer, client: RawConnection
 ) -> None:
+    create(client, "s")
+
     async def fail(_: Statistics) -> bytes:
         raise RuntimeError("no memory")
 
     with pytest.raises(RuntimeError, match="no memory"):
         broker.finish(answers.get("a", fail))
     broker.run(writer.may_write.set)
-    assert broker.finish(answers.get("a", writer.write))
+    assert broker.finish(answers.get("a", writer.write)) == b"s"
