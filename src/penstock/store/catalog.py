@@ -5,7 +5,7 @@ tokens, and reserved sequence numbers. A commit is on the disk when it returns.
 All methods may be called from any thread. Another process (the command line) may have the same
 database open.
 
-Changes wait for the disk and for each other, so the event loop must not make them. Look-ups use
+Changes wait for the disk and for each other, so the event loop must not run them. Look-ups use
 their own connection and do not wait for commits.
 
 A commit appends to SQLite's write-ahead log (WAL). So that commits work on a full disk, the WAL has

@@ -152,7 +152,7 @@ class RemainingRows(NamedTuple):
     """The intact rows of a damaged catalog, completed from its copy."""
 
     tables: Mapping[str, Sequence[tuple[Any, ...]]]
-    # When the copy was made, in seconds since 1970; None if there is no copy or it was not used.
+    # The time of the copy, in seconds since 1970; None if there is no copy or it was not used.
     copy_time: float | None
     # Whether the copy has lost rows of the tables that it was used for.
     is_copy_damaged: bool
@@ -218,7 +218,7 @@ def _count_commits(table: _Table) -> int:
 
 
 class RebuiltCatalog(NamedTuple):
-    """A new catalog, and the rows that it was made from."""
+    """A new catalog, and its source rows."""
 
     # The path to which `use_rebuilt` moves the damaged catalog; None if it was missing.
     moved: Path | None

@@ -312,8 +312,8 @@ class _LogOpener:
             else:
                 newest = max(newest, first)
                 logger.error(
-                    "stream %r: the other file of %s is missing: its messages are lost, and the "
-                    "file is renamed",
+                    "stream %r: %s is renamed: the other file of its segment is missing, and the "
+                    "messages are lost",
                     self._name,
                     path,
                 )

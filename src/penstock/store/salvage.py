@@ -9,7 +9,7 @@ lists these numbers as gaps, so that a verification of the new root does not rep
 These numbers never get a message, so gaps cannot hide later damage.
 
 The new root is written to `salvage.partial` inside the target. Its files are moved to the target at
-the end, so that a failed salvage leaves nothing that looks like a root.
+the end, so that a failed salvage leaves no partial root.
 """
 
 from __future__ import annotations

@@ -587,7 +587,7 @@ class Store:
                 continue
             if definition.name in known_names:
                 logger.error(
-                    "%s is not in the catalog, and another stream is named %r: it is ignored",
+                    "%s is not in the catalog and is ignored: another stream is named %r",
                     directory,
                     definition.name,
                 )
