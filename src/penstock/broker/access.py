@@ -187,7 +187,7 @@ class Authenticator:
         return token.expires_time is not None and token.expires_time <= self._clock()
 
     def admits(self, access: Access) -> bool:
-        """Whether the catalog still has the token of an open connection, and it has not expired."""
+        """Whether the token of an open connection is in the catalog and has not expired."""
         if self._is_open or access.digest is None:
             return True
         token = self._catalog.find_token(access.digest)
@@ -231,7 +231,7 @@ def ensure_first_token(root: Path, catalog: Catalog) -> None:
         write_token_file(root, secret)
     if catalog.find_token(digest_token(secret)) is not None:
         return
-    # Programs may still have the secret of the invalid file, so it stays valid.
+    # Programs may still have the secret of the first token, so a rotation keeps it valid.
     is_rotated = problem and catalog.rotate_token(
         FIRST_TOKEN_ID, secret, TokenRotation(now, expires_time=None, grace_end=None)
     )

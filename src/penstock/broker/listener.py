@@ -76,7 +76,7 @@ class Listener:
             self._loop.add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accepts one connection per turn, so that a replaced one is closed before the next."""
+        """Accepts one connection per turn, so that excess ones are closed before the next."""
         try:
             connection, address = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):

@@ -75,7 +75,7 @@ def set_up_logs(level: LogLevel, log_format: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else HumanFormatter())
     root = logging.getLogger()
-    # Handlers that write no stream stay, for example those of the dashboard.
+    # Keeps handlers that do not write to a stream, for example the handler of the dashboard.
     others = [each for each in root.handlers if not isinstance(each, logging.StreamHandler)]
     root.handlers[:] = [handler, *others]
     root.setLevel(_LEVELS[level])

@@ -311,7 +311,7 @@ class Session(asyncio.Protocol):
     def _resume(self) -> None:
         if self._is_suspended() or self._is_processing:
             return
-        # The peer could not send in the meantime: its pace is measured from now on.
+        # The peer could not send during the pause, so its pace is measured from now on.
         self._frame_began = self.loop.time()
         self._process()
         if not self._defers_requests() and self._host.memory.admits(self):
@@ -468,7 +468,7 @@ class Session(asyncio.Protocol):
         self._watched_calls.add(call)
 
     def on_connection_lost(self, key: Hashable, callback: Callable[[], object]) -> None:
-        """Calls `callback` when the connection is lost; replaces one with the same key."""
+        """Calls `callback` when the connection is lost; replaces a callback with the same key."""
         self._lost_callbacks[key] = callback
 
     def work(self, steps: Iterator[None]) -> None:
