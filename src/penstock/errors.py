@@ -26,7 +26,7 @@ class ResponseStatusCode(IntEnum):
     FailedToConnect = 12
     NotEnoughMessages = 13
     MessageStoreReadError = 14
-    # The rest came with protocol 1.1.0; see `status_for_version`.
+    # The following statuses are new in protocol 1.1.0; see `status_for_version`.
     OutOfMemoryError = 15
     UpdateFailed = 16
     UpdateNotAllowed = 17
@@ -86,7 +86,7 @@ class UnauthorizedException(StreamManagerException):
 
 
 class InvalidRequestException(StreamManagerException):
-    """The request breaks a rule; the message names the field and what is allowed."""
+    """The request breaks a rule; the message names the field and the allowed values."""
 
 
 class RequestPayloadTooLargeException(StreamManagerException):

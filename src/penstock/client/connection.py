@@ -77,7 +77,7 @@ class Connection:
         self._sleepers: dict[str, SentCall[Any]] = {}
         self._sending = threading.Lock()
         # The current reader. `setdefault` sets it atomically, and an interrupted thread can still
-        # see whether it is the reader. A dead reference is a reader that was interrupted before
+        # check whether it is the reader. A dead reference is a reader that was interrupted before
         # it released its role.
         self._reader: dict[str, weakref.ref[SentCall[Any]] | weakref.ref[_ReaderTurn]] = {}
         self._freeing = threading.Lock()
