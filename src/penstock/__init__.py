@@ -1,7 +1,7 @@
 """Penstock, an open stream manager for the edge.
 
-Programs import the names of `penstock.sdk`. They are loaded on first use, because a broker needs no
-client, and a command starts faster without one.
+The package has the names of `penstock.sdk` and loads them on first use: a broker needs no client,
+and commands start faster without it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __version__ = "0.2.0"
 if TYPE_CHECKING:
     from penstock.sdk import *  # noqa: F403
 else:
-    # Modules of the AWS SDK, which importing the package makes available.
+    # Modules that `import` of the AWS SDK makes available.
     _MODULES = frozenset(("data", "exceptions", "streammanagerclient", "util"))
 
     def __getattr__(name: str) -> Any:

@@ -1,7 +1,7 @@
-"""Files in the root of a broker for other programs: its address, its first token, its lock.
+"""Files in a broker's root that other programs read: address, first token and lock.
 
-Also the default places of the root and of the configuration file. The broker writes these files,
-clients and commands read them.
+The broker writes them; clients and commands read them. This module also finds the default root and
+the configuration file.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Address(msgspec.Struct, rename="camel", frozen=True, kw_only=True):
     """The addresses of a running broker."""
 
     pid: int
-    # The id of this run of the broker. A program that finds it in this file is on the same machine.
+    # The id of this run of the broker. A program that can read it here is on the same machine.
     instance: str = ""
     host: str
     port: int
     tls: bool = False
-    # The path of its certificate, which local programs trust.
+    # The path of the broker's certificate, which local programs trust.
     tls_certificate: str | None = None
     # Listeners without TLS.
     local_port: int | None = None
@@ -61,7 +61,7 @@ def default_root() -> Path:
 
 
 def find_config(environment: Mapping[str, str], config: Path | None = None) -> Path | None:
-    """The named configuration file, or the one in this directory, or None."""
+    """The given file, or PENSTOCK_CONFIG, or penstock.toml in the working directory, or None."""
     if config is None and environment.get("PENSTOCK_CONFIG"):
         config = Path(environment["PENSTOCK_CONFIG"])
     if config is not None:
@@ -93,7 +93,7 @@ def write_address(root: Path, address: Address) -> None:
 def read_address(root: Path) -> Address | None:
     """The address of the broker that serves this root; None if there is no broker.
 
-    OSError or ValueError if there is a broker and its address cannot be read.
+    Raises OSError or ValueError if there is a broker and its address cannot be read.
     """
     # A killed broker leaves its address file, but no lock.
     if not is_served(root):
@@ -118,7 +118,7 @@ def is_served(root: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        # A shared lock, so that two readers do not take each other for a broker.
+        # A shared lock does not conflict with the check of another program.
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except OSError:
         return True
@@ -131,7 +131,7 @@ def is_served(root: Path) -> bool:
 def is_root_of(root: str, instance: str) -> bool:
     """Whether this directory belongs to the running broker with this id.
 
-    A copy of the directory, or one with the same path on another machine, has another id.
+    The same path on another machine may be the root of another broker, which has another id.
     """
     try:
         address = (Path(root) / ADDRESS_FILE).read_bytes()

@@ -1,4 +1,4 @@
-"""The name that pip knows Penstock by. It differs from the name that programs import."""
+"""The name of the distribution, for pip. It differs from the name of the package."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ DISTRIBUTION = "penstock-streams"
 
 
 def requirement(extra: str | None = None) -> str:
-    """The distribution, with an extra if one is given, as pip takes it."""
+    """The requirement for pip: the distribution, with an extra if given."""
     return f"{DISTRIBUTION}[{extra}]" if extra is not None else DISTRIBUTION
 
 

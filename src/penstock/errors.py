@@ -1,6 +1,6 @@
 """All errors of Penstock and their statuses on the wire, for clients and the broker.
 
-The names are those of the AWS SDKs, so that `except` clauses move over unchanged.
+The names are those of the AWS SDKs, so that existing `except` clauses work.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class ResponseStatusCode(IntEnum):
     FailedToConnect = 12
     NotEnoughMessages = 13
     MessageStoreReadError = 14
-    # The rest came with protocol 1.1.0; see `status_for_version`.
+    # The following statuses are new in protocol 1.1.0; see `status_for_version`.
     OutOfMemoryError = 15
     UpdateFailed = 16
     UpdateNotAllowed = 17
@@ -38,7 +38,7 @@ class ResponseStatusCode(IntEnum):
 class StreamManagerException(Exception):
     """The base class of all errors that clients raise."""
 
-    # How many messages of an `append_messages` were stored before it failed.
+    # The number of messages that `append_messages` stored before it failed.
     appended: int = 0
 
     def __init__(
@@ -66,7 +66,7 @@ class ConnectFailedException(ClientException):
 
 
 class UnansweredException(ClientException):
-    """A request was sent and not answered: it may have been carried out, or not."""
+    """A request was sent and not answered: the server may have executed it."""
 
 
 class ConnectionLostException(UnansweredException, ConnectionError):
@@ -82,11 +82,11 @@ class UnknownFailureException(StreamManagerException):
 
 
 class UnauthorizedException(StreamManagerException):
-    """The token is not known, or its role does not allow the operation."""
+    """The token is unknown, or its role does not allow the operation."""
 
 
 class InvalidRequestException(StreamManagerException):
-    """The request breaks a rule; the message names the field and what is allowed."""
+    """The request breaks a rule; the message names the field and the allowed values."""
 
 
 class RequestPayloadTooLargeException(StreamManagerException):
@@ -106,7 +106,7 @@ class ResponsePayloadTooLargeException(StreamManagerException):
 
 
 class NotEnoughMessagesException(StreamManagerException):
-    """The stream has fewer messages than the requested minimum, also after the timeout."""
+    """The stream has fewer messages than the requested minimum, even after the timeout."""
 
 
 class MessageStoreReadErrorException(StreamManagerException):
@@ -126,7 +126,7 @@ class UpdateNotAllowedException(InvalidRequestException):
 
 
 class UnknownOperationException(StreamManagerException):
-    """An operation number that the server does not know."""
+    """The server has no operation with this number."""
 
 
 STATUS_OF: dict[type[StreamManagerException], ResponseStatusCode] = {
@@ -157,7 +157,7 @@ _STATUS_IN_1_0_0 = {
 
 
 def status_for_version(status: ResponseStatusCode, protocol_version: str) -> ResponseStatusCode:
-    """The status that a client of this protocol version knows."""
+    """The status for a client of this protocol version."""
     if protocol_version == "1.0.0":
         return _STATUS_IN_1_0_0.get(status, status)
     return status
@@ -168,4 +168,4 @@ class StoreError(Exception):
 
 
 class SettingError(ValueError):
-    """The value of a setting is not allowed; the message names both."""
+    """A setting has an invalid value; the message names the setting and the allowed values."""

@@ -1,7 +1,7 @@
 """The settings: one declaration for names, defaults, limits and descriptions.
 
 The environment overrides `penstock.toml`, and a flag overrides both. Settings of the original
-Stream Manager keep its variable names; the others are `PENSTOCK_*`.
+Stream Manager keep their variables; all others have `PENSTOCK_<NAME>`.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     http_loopback_access: Annotated[
         LoopbackAccess,
         _doc(
-            "what programs on this machine can see on the dashboard without a token: `none`; "
-            "`statistics`, without messages and S3 tasks; `messages`, everything; changes always "
+            "the dashboard data for programs on this machine without a token: `none`; "
+            "`statistics`, without messages and S3 tasks; `messages`, all data; changes always "
             "need a token"
         ),
     ] = LoopbackAccess.STATISTICS
@@ -192,8 +192,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     min_free_disk: Annotated[
         int,
         _doc(
-            "the free disk space that appends preserve, such as `8MiB`; with less, appends to "
-            "streams in files are rejected; with 0, only when the disk is full",
+            "the disk space to keep free, such as `8MiB`; with less, appends to streams in files "
+            "are rejected; 0 allows appends until the disk is full",
             ge=0,
             le=1 << 50,
         ),
@@ -205,11 +205,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         10_000
     )
     max_frame_bytes: Annotated[
-        int, _doc("the max size of a request, and of all large requests", ge=65_536, le=1 << 30)
+        int,
+        _doc(
+            "the max size of a request, and of all large requests together", ge=65_536, le=1 << 30
+        ),
     ] = 1 << 30
     max_response_bytes: Annotated[
         int,
-        _doc("a read that has its minimum stops at this size", ge=65_536, le=1 << 30),
+        _doc(
+            "a read stops at this size if it has its min number of messages", ge=65_536, le=1 << 30
+        ),
     ] = 64 * 1024 * 1024
     max_unsent_response_bytes: Annotated[
         int,
@@ -223,8 +228,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unsent_response_timeout_ms: Annotated[
         int,
         _doc(
-            "a connection is closed when its client reads no byte of a pending answer for this "
-            "time",
+            "a connection is closed if its client reads no byte of a pending answer for this time",
             ge=1000,
             le=3_600_000,
         ),
@@ -274,10 +278,10 @@ _ORIGINAL_VARIABLES = {
 # Sizes that may have a unit.
 _SIZES = ("min_free_disk",)
 
-# Variables of clients, and of the configuration file.
+# Variables that are not settings: for the configuration file and for clients.
 _OTHER_VARIABLES = {"PENSTOCK_CONFIG", "PENSTOCK_TLS_CA"}
 
-# A placeholder of a recipe, which Greengrass keeps if the configuration has no such key. Like an
+# A placeholder of a Greengrass recipe, which stays if the configuration has no such key. Like an
 # empty variable, it means that the setting is not set.
 _NO_VALUE = re.compile(r"\{configuration:[^{}]*\}")
 
@@ -288,12 +292,12 @@ def variables_of(name: str) -> tuple[str, ...]:
 
 
 def original_variables(name: str) -> tuple[str, ...]:
-    """The documented variables of a setting: the original's, or else our own."""
+    """The documented variables of a setting: the original ones, or else PENSTOCK_<NAME>."""
     return _ORIGINAL_VARIABLES.get(name) or variables_of(name)
 
 
 class _SettingValue(NamedTuple):
-    """A value and its source as the user knows it."""
+    """A value, and the name of its source for error messages."""
 
     value: Any
     source: str
@@ -304,7 +308,7 @@ def load_settings(
     flags: Mapping[str, Any],
     config: Path | None = None,
 ) -> Settings:
-    """Loads settings from all sources; SettingError names the wrong value and the allowed ones."""
+    """Loads settings from all sources; a SettingError names the invalid and the allowed values."""
     values: dict[str, _SettingValue] = {}
     values.update(_from_file(find_config(environment, config)))
     values.update(_from_environment(environment))
@@ -337,7 +341,7 @@ def load_settings(
 
 
 def _simplify(name: str, expected: str) -> str:
-    """Replaces types by words: every variable is text, so its type does not help users."""
+    """Replaces type names, which mean nothing to users: every variable is text."""
     if name == "kinesis_partition_key":
         return "expected random, stream-name, or field: and a name"
     expected = re.sub(r"int( \| null)?, got str", "a whole number", expected)
@@ -350,7 +354,7 @@ def unknown_variables(environment: Mapping[str, str]) -> list[str]:
     known = {variable for name in Settings.__struct_fields__ for variable in variables_of(name)}
     known |= _OTHER_VARIABLES
     return [
-        # The common prefix makes all names similar.
+        # A high cutoff, because all names have the same prefix.
         f"{variable} is not a setting{_suggest(variable, known, cutoff=0.8)}"
         for variable in sorted(environment)
         if variable.startswith("PENSTOCK_") and variable not in known
@@ -395,10 +399,10 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     for name, host in (("host", settings.host), ("http_host", settings.http_host)):
         if not is_loopback(host):
             _check_listener(f"{sources[name]} is {host!r}", settings)
-    letters = settings.dead_letter_stream
-    if letters and not (len(letters) <= 255 and re.match(NAME_PATTERN, letters)):
+    stream = settings.dead_letter_stream
+    if stream and not (len(stream) <= 255 and re.match(NAME_PATTERN, stream)):
         raise SettingError(
-            f"{sources['dead_letter_stream']} is {letters!r}: expected the name of a stream, up to "
+            f"{sources['dead_letter_stream']} is {stream!r}: expected the name of a stream, up to "
             "255 letters, digits, spaces or any of _ , . -"
         )
     if settings.channels and not settings.channels.startswith("/"):
@@ -408,23 +412,23 @@ def _check_together(settings: Settings, sources: Mapping[str, str]) -> None:
     _check_uploads(settings, sources)
 
 
-def _check_listener(what: str, settings: Settings) -> None:
+def _check_listener(setting: str, settings: Settings) -> None:
     """Checks a listener that other machines can reach."""
     if not settings.uses_tls:
         raise SettingError(
-            f"{what}: an address other than loopback (127.0.0.1, ::1, localhost) requires TLS; set "
-            "tls_certificate and tls_key (PENSTOCK_TLS_CERTIFICATE, PENSTOCK_TLS_KEY)"
+            f"{setting}: an address other than loopback (127.0.0.1, ::1, localhost) requires TLS; "
+            "set tls_certificate and tls_key (PENSTOCK_TLS_CERTIFICATE, PENSTOCK_TLS_KEY)"
         )
     if not settings.authenticate_client:
         raise SettingError(
-            f"{what}: an address other than loopback requires authenticate_client = true "
+            f"{setting}: an address other than loopback requires authenticate_client = true "
             "(STREAM_MANAGER_AUTHENTICATE_CLIENT)"
         )
 
 
 def _check_uploads(settings: Settings, sources: Mapping[str, str]) -> None:
     if settings.read_only_dirs.strip() and not settings.read_only_directories:
-        # Only separators: an empty list would allow every directory, which is not intended.
+        # Only separators. An empty list would allow every directory.
         raise SettingError(
             f"{sources['read_only_dirs']} is {settings.read_only_dirs!r}: expected absolute paths, "
             "separated by commas"
@@ -438,18 +442,18 @@ def _check_uploads(settings: Settings, sources: Mapping[str, str]) -> None:
     if not _is_time_zone(settings.s3_key_time_zone):
         raise SettingError(
             f"{sources['s3_key_time_zone']} is {settings.s3_key_time_zone!r}: expected UTC, or a "
-            "time zone that this machine knows, such as Europe/Berlin; the package tzdata has all"
+            "time zone of this machine, such as Europe/Berlin; the package tzdata has all zones"
         )
 
 
 def _is_time_zone(name: str) -> bool:
-    # UTC needs no time zone database, which small systems do not have.
+    # UTC works without a time zone database, which small systems do not have.
     if name == "UTC":
         return True
     try:
         ZoneInfo(name)
     except (ZoneInfoNotFoundError, ValueError, OSError):
-        # ValueError and OSError are for names of other files of the database.
+        # ZoneInfo raises ValueError or OSError for other files of the database.
         return False
     return True
 

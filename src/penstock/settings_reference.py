@@ -1,4 +1,4 @@
-"""The documentation of the settings, as a page and as values, generated from the code."""
+"""Generates the documentation of the settings, as a page and as values."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Reference(NamedTuple):
     variables: tuple[str, ...]
     default: str | int | bool | None
     type: str
-    # All values if there are few; a range of numbers is one text.
+    # The allowed values; a range of numbers is one string.
     allowed: tuple[str, ...]
     description: str
 

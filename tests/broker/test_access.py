@@ -199,8 +199,8 @@ def test_expired_token_is_rejected_with_its_expiry_time(catalog: Catalog) -> Non
     with pytest.raises(UnauthorizedException) as caught:
         admit(authenticator, "secret")
     assert caught.value.message == (
-        "the token 't' expired at 2023-11-14 22:13:21 UTC; `penstock tokens rotate t` makes a "
-        "new one"
+        "the token 't' expired at 2023-11-14 22:13:21 UTC; `penstock tokens rotate t` creates "
+        "a new secret"
     )
 
 

@@ -292,7 +292,7 @@ def test_unfinished_tls_handshakes_leave_descriptors_for_others(
         # Refused connections are counted, and the first client is still connected.
         refused = client.call(Operation.Statistics)["statistics"]["connectionsRefused"]
         assert refused > 250 - 40 - 20
-        assert "its TLS handshake is unfinished, and the server has its 40 connections" in (
+        assert "its TLS handshake is unfinished, and the limit of 40 connections is reached" in (
             broker.log
         )
 
@@ -305,7 +305,9 @@ def test_tls_connection_above_the_limit_is_refused_with_the_reason(
         BrokerProcess(tmp_path / "root", **few) as broker,
         connect_with_tls(broker, certificate) as client,
     ):
-        with pytest.raises(ConnectFailedException, match="the server has its 1 connections"):
+        with pytest.raises(
+            ConnectFailedException, match="the server has reached its limit of 1 connections"
+        ):
             connect_to(broker, certificate)
         assert client.call(Operation.ListStreams)["status"] == 0
 

@@ -1,4 +1,4 @@
-"""Permissions: tokens, their roles, and the streams that they may use."""
+"""Permissions of tokens: their roles, and the streams that they may use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _UNKNOWN_TOKEN = "the token is not known to this server"  # noqa: S105 - a messa
 # A shorter token in the token file can be guessed. Penstock creates tokens of 43 characters.
 MIN_TOKEN_LENGTH = 16
 
-_LOOK = frozenset(
+_OBSERVE = frozenset(
     (
         Operation.ListStreams,
         Operation.DescribeMessageStream,
@@ -65,13 +65,13 @@ class Role(StrEnum):
 
 
 ALLOWED = {
-    Role.admin: _LOOK | _APPEND | _READ | _CHANGE | _EXPORT,
-    Role.producer: _LOOK | _APPEND,
-    Role.consumer: _LOOK | _READ,
+    Role.admin: _OBSERVE | _APPEND | _READ | _CHANGE | _EXPORT,
+    Role.producer: _OBSERVE | _APPEND,
+    Role.consumer: _OBSERVE | _READ,
     # The pipeline reads messages to export them and appends to status streams.
-    Role.pipeline: _LOOK | _READ | _APPEND | _EXPORT,
+    Role.pipeline: _OBSERVE | _READ | _APPEND | _EXPORT,
     # A monitoring program such as Prometheus reads no messages.
-    Role.observer: _LOOK,
+    Role.observer: _OBSERVE,
 }
 
 
@@ -118,11 +118,11 @@ class Verifier(Protocol):
 
     async def verify(self, secret: str) -> Access:
         """Raises UnauthorizedException if the token is invalid, ConnectFailedException if it cannot
-        be verified. It must have a timeout; the handshake has its own."""
+        be verified. Needs its own timeout, besides the timeout of the handshake."""
 
 
 class Authenticator:
-    """Turns the token of a handshake into its permissions."""
+    """Finds the permissions of a token in a handshake."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class Authenticator:
         self.verifier: Verifier | None = None
 
     async def verify(self, secret: str) -> Access:
-        """The permissions of any token; UnauthorizedException if it is invalid."""
+        """The permissions of any token; raises UnauthorizedException if it is invalid."""
         access = self.find(secret)
         if access is not None:
             return access
@@ -146,7 +146,7 @@ class Authenticator:
         return await self.verifier.verify(secret)
 
     def find(self, secret: str) -> Access | None:
-        """The permissions of a token in the catalog; None if the verifier has to verify it."""
+        """The permissions of a token in the catalog; None if only the verifier can verify it."""
         if self._is_open:
             return FULL_ACCESS
         if not secret:
@@ -174,7 +174,7 @@ class Authenticator:
             expired = datetime.fromtimestamp(token.expires_time / 1000, UTC)
             raise UnauthorizedException(
                 f"the token {token.id!r} expired at {expired:%Y-%m-%d %H:%M:%S} UTC; "
-                f"`penstock tokens rotate {token.id}` makes a new one"
+                f"`penstock tokens rotate {token.id}` creates a new secret"
             )
         if token.role not in list(Role):
             logger.error("token %r refused: its role %r is unknown", token.id, token.role)
@@ -187,7 +187,7 @@ class Authenticator:
         return token.expires_time is not None and token.expires_time <= self._clock()
 
     def admits(self, access: Access) -> bool:
-        """Whether the token of an open connection is still valid, after changes to the catalog."""
+        """Whether the token of an open connection is in the catalog and has not expired."""
         if self._is_open or access.digest is None:
             return True
         token = self._catalog.find_token(access.digest)
@@ -217,8 +217,8 @@ def ensure_first_token(root: Path, catalog: Catalog) -> None:
         invalid = path.with_name(f"{TOKEN_FILE}.invalid")
         path.replace(invalid)
         logger.error(
-            "the token in %s is not valid: %s. A new token is in that file now, and the old file "
-            "is %s",
+            "the token in %s is not valid: %s. A new token was created; the old file was moved to "
+            "%s",
             path,
             problem,
             invalid,
@@ -231,11 +231,11 @@ def ensure_first_token(root: Path, catalog: Catalog) -> None:
         write_token_file(root, secret)
     if catalog.find_token(digest_token(secret)) is not None:
         return
-    # If the file was unreadable, programs may still have the old secret.
-    keeps_old = problem and catalog.rotate_token(
+    # Programs may still have the secret of the first token, so a rotation keeps it valid.
+    is_rotated = problem and catalog.rotate_token(
         FIRST_TOKEN_ID, secret, TokenRotation(now, expires_time=None, grace_end=None)
     )
-    if not keeps_old:
+    if not is_rotated:
         catalog.add_token(TokenRow(FIRST_TOKEN_ID, Role.admin, ("*",), now), secret)
 
 

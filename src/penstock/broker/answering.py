@@ -1,4 +1,4 @@
-"""Answers a call within the memory for answers: at once, or when memory is free."""
+"""Answers a call at once, or when the memory budget for answers allows it."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def failing(call: FailingCall) -> Iterator[None]:
 def answer_in_room(
     call: WaitingCall, memory: AnswerMemory, build: Build, room: AnswerRoom | None = None
 ) -> Iterator[None]:
-    """Runs the steps of `build`, which answers the call and passes on the room, or releases it.
+    """Runs the steps of `build`, which answers the call and passes the room on or releases it.
 
     If memory is short, `build` starts over when memory is free. Meanwhile the connection handles
-    other requests. Any other error is the answer to the call.
+    other requests. Any other error becomes the answer.
     """
     if room is None:
         room = memory.open()

@@ -1,4 +1,4 @@
-"""Requests of bulk readers: the ends of streams, the locations of messages, and stored bytes.
+"""Requests of bulk readers: ends of streams, locations of messages, and stored bytes.
 
 A bulk reader (Spark) plans first, and then reads in many tasks. On the broker's machine it maps the
 segments of the plan; on other machines it gets the same bytes in answers.
@@ -34,11 +34,11 @@ from penstock.wire.requests import (
     WatchStreamsRequest,
 )
 
-# An answer is read in one step, so its size decides how long other connections wait.
+# Other connections wait while an answer is read, so its size is limited.
 _MAX_BYTES = 4 * 1024 * 1024
 _MAX_ENTRIES = 65_536
 
-# A pattern may take milliseconds to compile, and blocks the event loop.
+# Compiling a pattern may block the event loop for milliseconds.
 _MAX_WILDCARD_PATTERNS = 64
 _WILDCARDS = frozenset("*?[")
 
@@ -176,7 +176,7 @@ class _Watch:
         )
 
     def begin(self, seconds: float) -> None:
-        """Answers later. No matching stream has new messages, so `next_numbers` has all of them."""
+        """Waits, then answers. Without new messages, `next_numbers` has all matching streams."""
         self._timer = asyncio.get_running_loop().call_later(seconds, self._finish, False)
         self._call.on_close(self._cancel)
         for stream in self._matching():
@@ -198,7 +198,7 @@ class _Watch:
 
     def _finish(self, _: bool) -> None:
         self._cancel()
-        # In a turn of its own connection: this turn is part of another connection's append.
+        # Answers in a turn of its own connection. This turn belongs to another connection's append.
         self._call.work(self._answer_once())
 
     def _answer_once(self) -> Iterator[None]:

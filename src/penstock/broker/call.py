@@ -1,4 +1,4 @@
-"""A request and its one answer."""
+"""A request that is answered once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from penstock.errors import ResponseStatusCode, StreamManagerException, status_f
 from penstock.wire.codec import encode_response
 from penstock.wire.operations import Operation
 
-# How long the AWS clients wait for an answer; a later answer would crash them.
+# The timeout of the AWS clients. They crash on a later answer.
 _CLIENT_TIMEOUT_SECONDS = 60.0
 # Time for the answer to reach the client.
 _TRANSIT_SECONDS = 0.1
@@ -61,7 +61,7 @@ class Call:
         return self._answer_by
 
     def allow_seconds(self, seconds: float) -> None:
-        """Sets the deadline for a client that waits this long; no less than the default."""
+        """Sets the deadline for a client with this timeout; at least the default."""
         timeout = max(seconds, _CLIENT_TIMEOUT_SECONDS) - _TRANSIT_SECONDS
         self._answer_by = self._peer.loop.time() + timeout
 
@@ -71,7 +71,7 @@ class Call:
         self._peer.watch(self)
 
     def on_connection_lost(self, key: Hashable, callback: Callable[[], object]) -> None:
-        """Calls `callback` when the connection is lost; a key has one callback, the newest."""
+        """Calls `callback` when the connection is lost; replaces a callback with the same key."""
         self._peer.on_connection_lost(key, callback)
 
     def hold_requests(self) -> None:

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from penstock.errors import ResponseStatusCode
 from penstock.model.exporting import DeliveryReport
 
-# From an idle disk to an overloaded one.
+# Bucket bounds, from an idle disk to an overloaded one.
 _SYNC_SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
 
 
@@ -65,7 +65,7 @@ class ExportTotals:
 
 
 def _no_failures() -> Counter[str]:
-    # All statuses start at 0, so that a rate sees the first failure as well.
+    # All statuses start at 0, otherwise a rate in Prometheus misses the first failure.
     statuses = set(ResponseStatusCode) - {ResponseStatusCode.Success}
     return Counter({status.name: 0 for status in sorted(statuses)})
 

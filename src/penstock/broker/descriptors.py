@@ -1,4 +1,4 @@
-"""Divides the file descriptors that the system allows the broker."""
+"""Divides the broker's file descriptors between segments, HTTP and clients."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import NamedTuple
 
 logger = logging.getLogger(__name__)
 
-# The catalog, the journal, listeners, the event loop, and files that are open for a moment.
+# The catalog, the journal, listeners, the event loop, and files that are open briefly.
 _OWN_DESCRIPTORS = 48
 # Connections above the limit, which stay open until the client has read the error.
 _REFUSED_CONNECTIONS = 16
 _MIN_SEGMENTS, _MAX_SEGMENTS = 4, 16_384
 _MIN_HTTP_CONNECTIONS, _MAX_HTTP_CONNECTIONS = 8, 256
 _MIN_CONNECTIONS = 16
-# Stands for "unlimited".
-_MANY = 1 << 20
+# The budget without a limit.
+_UNLIMITED = 1 << 20
 _LOG_SECONDS = 60.0
 
 HOW_TO_RAISE = "raise the limit (`ulimit -Hn`, or LimitNOFILE= of the service)"
@@ -35,7 +35,7 @@ class DescriptorBudget(NamedTuple):
 def plan_budget(limit: int, max_connections: int) -> DescriptorBudget:
     """Divides a limit: a quarter for segments, an eighth for HTTP, the rest for clients."""
     if limit == resource.RLIM_INFINITY:
-        limit = _MANY
+        limit = _UNLIMITED
     shared = max(limit - _OWN_DESCRIPTORS - _REFUSED_CONNECTIONS, 0)
     segments = min(max(shared // 8, _MIN_SEGMENTS), _MAX_SEGMENTS)
     http = min(max(shared // 8, _MIN_HTTP_CONNECTIONS), _MAX_HTTP_CONNECTIONS)
@@ -61,7 +61,7 @@ class Shortages:
         self._clock = clock
         self._logged_at: float | None = None
 
-    def note(self, what: str, error: OSError) -> str:
+    def note(self, failure: str, error: OSError) -> str:
         """Counts a refusal and logs it, at most once a minute; returns the error for clients."""
         self.count += 1
         limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -70,7 +70,7 @@ class Shortages:
             self._logged_at = now
             logger.error(
                 "%s: %s; the limit of open files is %d: close connections, or %s",
-                what,
+                failure,
                 error.strerror,
                 limit,
                 HOW_TO_RAISE,

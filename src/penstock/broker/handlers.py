@@ -52,7 +52,7 @@ from penstock.wire.requests import (
 
 logger = logging.getLogger(__name__)
 
-# An answer of columns is read in one step, so its size decides how long other connections wait.
+# Other connections wait while an answer of columns is read, so its size is limited.
 _MAX_COLUMN_BYTES = 4 * 1024 * 1024
 # Bytes of a message in an answer of columns, without its payload.
 _COLUMN_BYTES = 12
@@ -102,7 +102,7 @@ class Handlers:
         statistics: Callable[[], Statistics],
         location: BrokerLocation,
         answers: AnswerMemory,
-        others: Mapping[type[Request], Callable[[Any, Any], None]],
+        other_handlers: Mapping[type[Request], Callable[[Any, Any], None]],
     ) -> None:
         self._streams = streams
         self._settings = settings
@@ -124,7 +124,7 @@ class Handlers:
             RewindExportRequest: self._rewind,
             StatisticsRequest: self._answer_statistics,
             **BulkHandlers(streams, location, answers, self._count_read).table(),
-            **others,
+            **other_handlers,
         }
 
     def handle(self, call: PendingCall, request: Request) -> None:
@@ -135,7 +135,7 @@ class Handlers:
     # Appends
 
     def append_run(self, caller: Caller, run: AppendRun) -> None:
-        """Stores consecutive appends with one write for each segment that they fit into."""
+        """Stores consecutive appends, with one write per segment."""
         try:
             caller.access.require(_APPEND, run.stream_name)
             stream = self._streams.find(run.stream_name)
@@ -179,7 +179,7 @@ class Handlers:
         stream.wait_for_disk(answer)
 
     def _append(self, call: PendingCall, request: AppendMessageRequest) -> None:
-        """Handles an append whose frame has an unusual shape."""
+        """Handles an append that does not arrive as an `AppendRun`."""
         call.access.require(request.operation, request.name)
         stream = self._streams.find(request.name)
         self._append_and_answer(

@@ -1,7 +1,7 @@
 """A listener that accepts one connection in each turn of the event loop.
 
 The listeners of asyncio accept all pending connections in one turn, before the first one is
-counted, so a burst of connections takes all descriptors of the process. Without descriptors they
+counted, so a burst of connections uses up all descriptors of the process. Without descriptors they
 retry and log in every turn. This listener pauses.
 """
 
@@ -63,7 +63,7 @@ class Listener:
         return int(self._sockets[0].getsockname()[1])
 
     async def close(self) -> None:
-        """Stops accepting. Accepted connections are connected when it returns."""
+        """Stops accepting, and waits until accepted connections have a protocol."""
         for listener in self._sockets:
             self._loop.remove_reader(listener)
             listener.close()
@@ -76,7 +76,7 @@ class Listener:
             self._loop.add_reader(listener, self._accept, listener)
 
     def _accept(self, listener: socket.socket) -> None:
-        """Accepts one connection, so that a connection it replaces is closed before the next."""
+        """Accepts one connection per turn, so that excess ones are closed before the next."""
         try:
             connection, address = listener.accept()
         except (BlockingIOError, InterruptedError, ConnectionAbortedError):
@@ -90,7 +90,7 @@ class Listener:
             self._loop.call_later(_PAUSE_SECONDS, self._resume, listener)
             return
         with contextlib.suppress(OSError):
-            # asyncio sets it only if the socket's `proto` is TCP.
+            # asyncio sets TCP_NODELAY only if the socket's `proto` is TCP.
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._connect(connection, address)
 

@@ -29,7 +29,7 @@ _LEVELS = {
 }
 
 
-# The format of a process that inherits only the environment, such as a Spark worker.
+# Passes the format to processes that inherit only the environment, such as Spark workers.
 _FORMAT_VARIABLE = "PENSTOCK_LOG_FORMAT"
 _HUMAN_LINE = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z [A-Z]+ +\S+: ")
 _JSON_LINE = re.compile(r'\{"time": "[^"]+", "level": "[A-Z]+", ')
@@ -37,7 +37,7 @@ _JSON_LINE = re.compile(r'\{"time": "[^"]+", "level": "[A-Z]+", ')
 logger = logging.getLogger("penstock")
 
 
-# Not by `logging.addLevelName`, which changes the names for other programs in the process too.
+# Not by `logging.addLevelName`, which also changes the names for other code in this process.
 _LEVEL_NAMES = {number: level.value for level, number in _LEVELS.items()}
 
 
@@ -55,7 +55,7 @@ class HumanFormatter(logging.Formatter):
         text = super().format(record)
         name = record.name.removeprefix("penstock.")
         line = f"{_time(record)} {_level(record):<5} {name}: {text}"
-        # Names come from clients and errors from file systems: neither may forge a line.
+        # Names of clients and texts of errors may have line breaks, which must not forge a line.
         return line.replace("\n", " | ").replace("\r", " ")
 
 
@@ -75,7 +75,7 @@ def set_up_logs(level: LogLevel, log_format: LogFormat) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if log_format is LogFormat.JSON else HumanFormatter())
     root = logging.getLogger()
-    # Handlers that write no stream stay, for example those of the dashboard.
+    # Keeps handlers that do not write to a stream, for example the handler of the dashboard.
     others = [each for each in root.handlers if not isinstance(each, logging.StreamHandler)]
     root.handlers[:] = [handler, *others]
     root.setLevel(_LEVELS[level])
@@ -123,7 +123,7 @@ def _log_unraisable(arguments: Any) -> None:
 class LineRelay:
     """Relays the standard error of another program.
 
-    Lines in our format pass unchanged. All others, of Java for example, become log records.
+    Lines in our format pass unchanged. All others, for example from Java, become log records.
     """
 
     def __init__(self, name: str, log_format: LogFormat, file: TextIO | None = None) -> None:

@@ -23,14 +23,14 @@ class FrameMemory:
         self._reserved: dict[Hashable, int] = {}
         self._waiting: dict[Hashable, tuple[int, Callable[[], None]]] = {}
 
-    def reserve(self, owner: Hashable, size: int, go_on: Callable[[], None]) -> bool:
-        """Whether the owner may read on now; otherwise `go_on` is called when it may."""
+    def reserve(self, owner: Hashable, size: int, resume: Callable[[], None]) -> bool:
+        """Reserves memory for a frame; if it is short, returns False and calls `resume` later."""
         if size <= _SMALL_BYTES or owner in self._reserved:
             return True
         if not self._waiting and self._has_room(size):
             self._reserved[owner] = size
             return True
-        self._waiting[owner] = (size, go_on)
+        self._waiting[owner] = (size, resume)
         return False
 
     def _has_room(self, size: int) -> bool:
@@ -45,22 +45,22 @@ class FrameMemory:
         self._waiting.pop(owner, None)
         self._reserved.pop(owner, None)
         while self._waiting:
-            next_owner, (size, go_on) = next(iter(self._waiting.items()))
+            next_owner, (size, resume) = next(iter(self._waiting.items()))
             if not self._has_room(size):
                 return
             del self._waiting[next_owner]
             self._reserved[next_owner] = size
-            go_on()
+            resume()
 
 
-# An answer up to this size is not counted, so that small reads go on while large ones wait.
+# An answer up to this size is not counted, so that small reads continue while large ones wait.
 SMALL_ANSWER_BYTES = 64 * 1024
 # With less free memory than this, or than a quarter of the budget, answers grow in small steps.
 _SHORTAGE_BYTES = 4 * 1024 * 1024
 
 
 class RoomNeededError(Exception):
-    """An answer of this size does not fit now: its request waits, and then starts over."""
+    """An answer of this size does not fit now: its request waits, then starts over."""
 
     def __init__(self, size: int) -> None:
         super().__init__(size)

@@ -23,8 +23,8 @@ _SHORT_STEP_MESSAGES = 64
 _RESPONSE_OVERHEAD = 2048
 # Bytes of a message in an answer, without its payload and its stream name.
 _MESSAGE_OVERHEAD = 80
-# More than the size of any step of small messages, with the longest stream name.
-_ROOM_FOR_A_STEP = 64 * 1024 * 1024
+# Above the size of any step of small messages, with the longest stream name.
+_MAX_STEP_BYTES = 64 * 1024 * 1024
 
 
 class MessageReader:
@@ -32,7 +32,7 @@ class MessageReader:
 
     The caller has checked that the minimum is stored. After the minimum, the read also ends at the
     soft limit or when memory is short. Before the minimum, only the max frame size limits it, and a
-    lack of memory is a `RoomNeededError`.
+    lack of memory raises `RoomNeededError`.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class MessageReader:
         self._waits = waits
         self._minimum = minimum
         self._maximum = maximum
-        self._soft_limit = min(soft_limit, MAX_FRAME_BYTES - _ROOM_FOR_A_STEP)
+        self._soft_limit = min(soft_limit, MAX_FRAME_BYTES - _MAX_STEP_BYTES)
         self._begin(start)
 
     def response(self, request_id: str) -> list[bytes]:
@@ -120,11 +120,11 @@ class MessageReader:
             step_bytes, step_messages = STEP_BYTES, STEP_MESSAGES
         else:
             step_bytes, step_messages = _SHORT_STEP_BYTES, _SHORT_STEP_MESSAGES
-        room = self._soft_limit - self._size
-        if room > 0:
+        remaining = self._soft_limit - self._size
+        if remaining > 0:
             stop = self._next + step_messages
-            return self._stream.read(self._next, min(stop, self._stop), min(room, step_bytes))
-        # Above the limit, only the rest of the minimum is read.
+            return self._stream.read(self._next, min(stop, self._stop), min(remaining, step_bytes))
+        # Above the soft limit, only the rest of the minimum is read.
         stop = self._next + min(step_messages, self._minimum - self.count)
         return self._stream.read(self._next, stop, step_bytes)
 

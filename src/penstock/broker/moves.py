@@ -1,4 +1,4 @@
-"""Moves exports to other positions, by updates and rewinds: pure functions of definitions."""
+"""Moves exports to other sequence numbers, by updates and rewinds: pure functions."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def rewound(
 ) -> MessageStreamDefinition:
     """The definition of a stream after one of its exports moves to `number`.
 
-    An export never continues before its startSequenceNumber, so it is lowered to `number`. A lower
-    startSequenceNumber stays: a program that sends its definition again does not move the export.
+    An export never starts before its startSequenceNumber, so a higher one is lowered to `number`. A
+    lower one stays: a program that repeats its definition must not move the export.
     """
 
     def lower_start(export: ExportConfig) -> ExportConfig:

@@ -1,4 +1,4 @@
-"""Rules for definitions beyond the limits of single fields: pure checks that raise."""
+"""Checks of definitions that involve several fields or streams: pure functions that raise."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def check_update(
     known = {export.identifier: start_of(export) for export in current.exports()}
     for export in wanted.exports():
         start = start_of(export)
-        # An unchanged start was valid when it was set.
+        # An unchanged start was checked when it was set.
         if start and start != known.get(export.identifier) and start >= newest:
             raise InvalidRequestException(
                 f"definition.exportDefinition {export.identifier!r}: startSequenceNumber is "

@@ -22,7 +22,7 @@ class BrokerService(Protocol):
     """A service that runs in the broker's event loop."""
 
     async def start(self, broker: Broker) -> None:
-        """Called when the broker listens; SettingError if the service cannot start."""
+        """Called when the broker listens; raises SettingError if the service cannot start."""
 
     async def stop(self) -> None:
         """Called before the broker stops."""
@@ -33,7 +33,7 @@ class BrokerService(Protocol):
 
 
 def serve(settings: Settings, services: Sequence[BrokerService] = ()) -> None:
-    """Runs until SIGTERM or SIGINT; StoreError or SettingError if it cannot start."""
+    """Runs until SIGTERM or SIGINT; raises StoreError or SettingError if it cannot start."""
     _fill_standard_streams()
     # New files, including those of SQLite, are accessible to their owner only.
     os.umask(0o077)
@@ -51,7 +51,7 @@ def _fill_standard_streams() -> None:
         try:
             os.fstat(number)
         except OSError:
-            # It gets the lowest free number, which is this one.
+            # The new descriptor gets the lowest free number, which is `number`.
             os.open(os.devnull, os.O_RDWR)
 
 

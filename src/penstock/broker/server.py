@@ -91,7 +91,7 @@ class Broker:
         limit = raise_limit()
         self.budget = plan_budget(limit, settings.max_connections)
         self._disk.pool.capacity = self.budget.segments
-        # From here on other threads use the store as well.
+        # From now on, other threads also use the store.
         self._disk.pool.bind()
         self._store = Store(root, self._disk, settings.min_free_disk)
         try:
@@ -215,7 +215,8 @@ class Broker:
         """Called when the TLS listener has ended a handshake."""
         self.counters.connections_refused += 1
         logger.warning(
-            "%s refused: its TLS handshake is unfinished, and the server has its %d connections",
+            "%s refused: its TLS handshake is unfinished, and the limit of %d connections is "
+            "reached",
             peer,
             self._max_connections,
         )
@@ -264,7 +265,7 @@ class Broker:
         if self._is_stopping.is_set():
             return "the server is stopping"
         if len(self._sessions) > self._max_connections:
-            return f"the server has its {self._max_connections} connections"
+            return f"the server has reached its limit of {self._max_connections} connections"
         return None
 
     def closed(self, session: Session) -> None:
@@ -286,10 +287,11 @@ class Broker:
         version = self._store.catalog.data_version()
         tokens = self._tokens
         if version != self._catalog_version:
-            # Usually the broker itself has changed other tables.
+            # Most changes are the broker's own, in other tables.
             tokens = self._store.catalog.token_state()
         has_changed = tokens != self._tokens
-        # A token that was created, used and revoked since the last check makes no difference.
+        # A token that was created and revoked since the last check is in neither state, so
+        # unknown digests are looked up.
         digests = {value for row in tokens for value in row if isinstance(value, bytes)}
         for session in tuple(self._sessions):
             if session.state is not SessionState.OPEN:

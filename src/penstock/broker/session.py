@@ -1,11 +1,11 @@
 """One connection: a thin shell around the protocol's state machine.
 
 A session limits the resources of a peer: the time for the handshake, one unfinished frame, the
-number of open calls, one large answer at a time, and no further request while answers are unsent.
-After each mebibyte of answers it yields to the other connections.
+number of open calls, and one large answer at a time. It handles no request while answers are
+unsent. After each mebibyte of answers it yields to the other connections.
 
 Unsent answers stay in the session. The transport gets one piece at a time, so its buffer is empty
-or holds one piece that the peer has not read. A peer that reads nothing for a while is dropped.
+or holds one piece that the peer has not read. A peer that does not read is dropped after a timeout.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Session(asyncio.Protocol):
         self._socket: socket.socket | None = None
         self._out: list[bytes] = []
         self._out_bytes = 0
-        # Changed by `_enter` alone. The flags below are flow control, in any state.
+        # Only `_enter` changes the state. The flags below are flow control, in any state.
         self._state = _HANDSHAKE
         self._is_processing = False
         self._is_yielding = False
@@ -178,7 +178,7 @@ class Session(asyncio.Protocol):
         return self._state
 
     def _enter(self, state: SessionState) -> None:
-        """Change the state, unless the session is in this state or a later one.
+        """Changes the state, unless the session is in this state or a later one.
 
         For example, a token that is verified while the server stops does not open the session.
         """
@@ -240,7 +240,7 @@ class Session(asyncio.Protocol):
     # Requests
 
     def _process(self) -> None:
-        """Handle complete requests and pending work. Send all answers in one write."""
+        """Handles complete requests and pending work. Sends all answers in one write."""
         self._is_processing = True
         try:
             while not self._is_suspended():
@@ -280,7 +280,7 @@ class Session(asyncio.Protocol):
         )
 
     def _handle_next(self) -> bool:
-        """Handle the next event; False if there is none, or if requests have to wait."""
+        """Handles the next event; returns False without one, or if requests have to wait."""
         event = None if self._defers_requests() else self._protocol.next_event()
         if event is None:
             return False
@@ -300,7 +300,7 @@ class Session(asyncio.Protocol):
         return bool(self._work)
 
     def _yield_turn(self) -> None:
-        """Let the event loop serve the other connections first."""
+        """Lets the event loop serve the other connections first."""
         self._is_yielding = True
         self.loop.call_soon(self._end_yield)
 
@@ -311,7 +311,7 @@ class Session(asyncio.Protocol):
     def _resume(self) -> None:
         if self._is_suspended() or self._is_processing:
             return
-        # The peer could not send in the meantime: its pace is measured from now on.
+        # The peer could not send during the pause, so its pace is measured from now on.
         self._frame_began = self.loop.time()
         self._process()
         if not self._defers_requests() and self._host.memory.admits(self):
@@ -328,10 +328,10 @@ class Session(asyncio.Protocol):
             self._drop(f"a request that cannot be answered: {error}")
             return
         except StreamManagerException as error:
-            known = RESPONSE_TO.get(operation)
-            if known is None or isinstance(error, UnknownOperationException):
-                known = Operation.UnknownOperationError
-            self.open_call(error.request_id or "unknown", Operation.Unknown, known).fail(error)
+            response = RESPONSE_TO.get(operation)
+            if response is None or isinstance(error, UnknownOperationException):
+                response = Operation.UnknownOperationError
+            self.open_call(error.request_id or "unknown", Operation.Unknown, response).fail(error)
             return
         self._host.handlers.handle(self.open_call(request.request_id, request.operation), request)
 
@@ -411,7 +411,7 @@ class Session(asyncio.Protocol):
         )
 
     def _refuse(self, status: ResponseStatusCode, reason: str, request_id: str = "unknown") -> None:
-        """Answer the handshake with an error, which clients expect before the close."""
+        """Answers the handshake with an error, which clients expect before the close."""
         self._host.counters.connections_refused += 1
         logger.warning("%s refused: %s", self.peer, reason)
         self.send(
@@ -460,19 +460,19 @@ class Session(asyncio.Protocol):
         return call.send
 
     def hold_for(self, call: Call) -> None:
-        """Handle no further request until this call is answered."""
+        """Handles no further request until this call is answered."""
         self._held_for = call
 
     def watch(self, call: Call) -> None:
-        """Cancel the call if the connection is lost before its answer."""
+        """Cancels the call if the connection is lost before its answer."""
         self._watched_calls.add(call)
 
     def on_connection_lost(self, key: Hashable, callback: Callable[[], object]) -> None:
-        """Call back when the connection is lost; a key has one callback, the newest."""
+        """Calls `callback` when the connection is lost; replaces a callback with the same key."""
         self._lost_callbacks[key] = callback
 
     def work(self, steps: Iterator[None]) -> None:
-        """Queue work for the connection's next turns, behind other work and before requests."""
+        """Queues work for the connection's next turns, after other work and before requests."""
         if self._state is _CLOSING:
             return
         self._work.append(steps)
@@ -486,7 +486,7 @@ class Session(asyncio.Protocol):
             self._flush()
 
     def send_parts(self, parts: list[bytes], room: AnswerRoom) -> None:
-        """Send an answer whose room is released when all its bytes are sent."""
+        """Sends an answer whose room is released when all its bytes are sent."""
         if room.size:
             self._rooms.append(room)
         self._out += parts
@@ -513,7 +513,7 @@ class Session(asyncio.Protocol):
             self._write()
 
     def _write(self) -> None:
-        """Write piece after piece, until the transport cannot send one at once."""
+        """Writes pieces until the transport has an unsent one."""
         unsent = self._unsent
         while unsent and not self._writing_is_paused:
             piece = unsent.popleft()
@@ -531,7 +531,7 @@ class Session(asyncio.Protocol):
             self._hold_answers()
 
     def _hold_answers(self) -> None:
-        """Count unsent bytes that exceed the rooms of the answers."""
+        """Counts unsent bytes that exceed the rooms of the answers."""
         unsent = self._unsent_bytes + self._transport.get_write_buffer_size()
         held = max(0, unsent - sum(room.size for room in self._rooms))
         if held != self._held_bytes:
@@ -568,7 +568,7 @@ class Session(asyncio.Protocol):
         self._transport.close()
 
     def abort_late(self) -> None:
-        """Close instead of sending a late answer: every client survives a close."""
+        """Closes the connection instead of sending a late answer, which crashes AWS clients."""
         if self._state is not _CLOSING:
             self._drop("the answer to a request is late")
 
@@ -582,7 +582,7 @@ class Session(asyncio.Protocol):
         self._transport.abort()
 
     def check_timeouts(self, now: float) -> None:
-        """Drop a peer that is too slow: in the handshake, in a frame, or in reading answers."""
+        """Drops a peer that is too slow: in the handshake, in a frame, or in reading answers."""
         if self._state is _CLOSING:
             # The peer does not read the last answers.
             if now - self._closing_began > _TIMEOUT_SECONDS and self._transport.is_closing():
@@ -618,7 +618,7 @@ class Session(asyncio.Protocol):
         )
 
     def stop(self) -> None:
-        """Handle no more requests. Open calls are still answered."""
+        """Handles no more requests. Open calls are still answered."""
         self._enter(SessionState.STOPPING)
         if self._state is not _CLOSING and not self._transport.is_closing():
             self._transport.pause_reading()
@@ -643,7 +643,7 @@ class Session(asyncio.Protocol):
 
 
 def measure_unsent(transport: asyncio.WriteTransport) -> tuple[int, int]:
-    """Unsent bytes of the transport and of the system: one changes when the peer reads a byte.
+    """Unsent bytes in the transport and in the system: one changes when the peer reads a byte.
 
     The transport's buffer alone may not change for minutes while a slow peer reads: the system
     accepts more bytes only when a large part of its own buffer is free.

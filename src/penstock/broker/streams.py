@@ -56,7 +56,7 @@ from penstock.store.stored_stream import DefinitionChange, StoredStream
 
 logger = logging.getLogger(__name__)
 
-ALREADY_EXISTS = "the message stream already exists"  # clients in the field compare this text
+ALREADY_EXISTS = "the message stream already exists"  # existing clients compare this text
 
 _NAME = re.compile(NAME_PATTERN)
 # Programs compare this text to recognize the end of a stream.
@@ -106,13 +106,13 @@ class Stream:
     def append(self, payloads: Sequence[bytes], now: int, *, keeps_min_free: bool = True) -> int:
         """Appends all payloads or none, wakes waiting reads, and returns the first sequence number.
 
-        Messages of the broker itself may use the last `min_free_disk` bytes of the disk.
+        Without `keeps_min_free`, the append may use the last `min_free_disk` bytes of the disk.
         """
         try:
             first = self.log.append(
                 payloads, now, self._exported_end, keeps_min_free=keeps_min_free
             )
-        except _EXPLAINED as error:
+        except _TRANSLATED_ERRORS as error:
             raise self.explain(error) from None
         self.waiters.wake(first + len(payloads))
         return first
@@ -124,18 +124,18 @@ class Stream:
         self._commit.wait(done)
 
     def read(self, start: int, stop: int, max_bytes: int) -> MessageRun:
-        with self._damage_explained():
+        with self._translating_reads():
             return self.log.read(start, stop, max_bytes)
 
     def read_stored(self, start: int, stop: int, max_bytes: int) -> StoredRun:
         """The stored bytes of [start, stop), unchecked; empty if there are no messages."""
         if start >= stop:
             return StoredRun(start, 0, b"", b"")
-        with self._damage_explained():
+        with self._translating_reads():
             return self.log.read_stored(start, stop, max_bytes)
 
     @contextmanager
-    def _damage_explained(self) -> Iterator[None]:
+    def _translating_reads(self) -> Iterator[None]:
         try:
             yield
         except DamagedError as error:
@@ -146,8 +146,8 @@ class Stream:
             raise self.explain(error) from None
 
     def explain(self, error: Exception) -> StreamManagerException:
-        """An error of the store as clients receive it."""
-        return _explain(self.name, error, self._shortages)
+        """Translates an error of the store for clients."""
+        return _translate(self.name, error, self._shortages)
 
     def not_enough(self, start: int, wanted: int, *, waited: bool) -> NotEnoughMessagesException:
         if waited:
@@ -260,15 +260,15 @@ class RetentionListener(Protocol):
         """Called when a new definition, or the deletion (None), is stored but not applied.
 
         `moves` has the next sequence numbers of moved exports, by identifier. The result is
-        called after the change is applied. It returns a function that a thread calls before the
-        change is answered, to sync data to the disk, or None.
+        called after the change is applied. It may return a function that syncs data: a thread
+        calls it before the change is answered.
         """
 
 
 class Streams:
     """All streams by name.
 
-    Changes of one stream are made one after the other; changes of different streams share commits.
+    Changes of one stream are serialized; changes of different streams share commits.
     """
 
     def __init__(
@@ -395,7 +395,7 @@ class Streams:
     def _status_stream_lock_for(
         self, definition: MessageStreamDefinition
     ) -> AbstractAsyncContextManager[None]:
-        # Two definitions that are valid separately may together be a cycle of status streams.
+        # Two definitions that are valid separately may form a cycle of status streams.
         return self._status_stream_lock if names_status_stream(definition) else nullcontext()
 
     async def _create(self, definition: MessageStreamDefinition) -> None:
@@ -405,7 +405,7 @@ class Streams:
                 raise InvalidRequestException(ALREADY_EXISTS)
             self._check_count()
             self._check(definition)
-            with self._explained(name):
+            with self._translating(name):
                 change = self._store.plan_creation(definition)
             self._pending_creations += 1
             try:
@@ -443,7 +443,7 @@ class Streams:
     ) -> None:
         """Stores and applies a checked definition and moves of exports."""
         log = stream.log
-        with self._explained(stream.name):
+        with self._translating(stream.name):
             change = self._store.plan_update(stream.stored, definition, moves)
         limits = log.limits
         if not limits.overwrites:
@@ -492,7 +492,7 @@ class Streams:
             await self._finish_change(finish)
 
     async def _store_change(self, name: str, change: DefinitionChange) -> None:
-        with self._explained(name):
+        with self._translating(name):
             await self._commits.store(change)
 
     async def _finish_change(self, finish: Callable[[], Callable[[], None] | None]) -> None:
@@ -515,7 +515,7 @@ class Streams:
             waiters.finish_all()
 
     def is_served(self, stream: Stream) -> bool:
-        """Whether this stream was not deleted, even if another one has its name now."""
+        """Whether the stream still exists; another stream of the same name does not count."""
         return self._streams.get(stream.name) is stream
 
     def trim(self, now: int) -> None:
@@ -523,7 +523,7 @@ class Streams:
             try:
                 stream.log.trim(now)
             except (OSError, sqlite3.Error) as error:
-                # It is retried every second, but logged once.
+                # Retried every second, but logged once.
                 if stream.trim_error != str(error):
                     logger.error("cannot evict messages of stream %r: %s", stream.name, error)
                 stream.trim_error = str(error)
@@ -547,14 +547,14 @@ class Streams:
         )
 
     @contextmanager
-    def _explained(self, name: str) -> Iterator[None]:
+    def _translating(self, name: str) -> Iterator[None]:
         try:
             yield
-        except _EXPLAINED as error:
-            raise _explain(name, error, self._shortages) from None
+        except _TRANSLATED_ERRORS as error:
+            raise _translate(name, error, self._shortages) from None
 
 
-_EXPLAINED = (
+_TRANSLATED_ERRORS = (
     StreamFullError,
     MessageTooLargeError,
     NoSpaceError,
@@ -564,7 +564,7 @@ _EXPLAINED = (
 )
 
 
-def _explain(name: str, error: Exception, shortages: Shortages) -> StreamManagerException:
+def _translate(name: str, error: Exception, shortages: Shortages) -> StreamManagerException:
     """Translates errors of the store for clients."""
     match error:
         case StreamFullError():

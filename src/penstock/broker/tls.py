@@ -1,7 +1,7 @@
 """A listener with TLS that limits connections with unfinished handshakes.
 
 The listeners of asyncio report a connection only after its handshake: a silent client would hold
-a descriptor that no limit counts. This listener counts such connections, and ends the oldest
+a descriptor that no limit counts. This listener counts these connections, and cancels the oldest
 handshakes when there are too many. A normal handshake takes milliseconds, so clients can connect
 while others open connections and send nothing.
 """
@@ -30,8 +30,8 @@ _SPARE_CONNECTIONS = 16
 class TlsListener(Listener):
     """Accepts connections on sockets, does the handshake, and connects each to a new protocol.
 
-    `connections` has the connected protocols: each one is in it when its `connection_made` returns.
-    Together with the handshakes there are at most `max_connections` and a few spare ones.
+    `connections` has the connected protocols. A protocol is added before its `connection_made`
+    returns. Connections and handshakes are limited to `max_connections` and a few spare ones.
     """
 
     def __init__(
@@ -56,17 +56,17 @@ class TlsListener(Listener):
         self._handshakes: dict[asyncio.Protocol, asyncio.Task[object]] = {}
 
     def make_room(self) -> None:
-        """Ends the oldest handshakes while there are too many connections."""
+        """Cancels the oldest handshakes while there are too many connections."""
         excess = len(self._connections) + len(self._handshakes) - self._max_connections
         for protocol in tuple(itertools.islice(self._handshakes, max(excess, 0))):
             handshake = self._handshakes.pop(protocol)
-            # After the task has begun: a task that is canceled before does not close its socket.
+            # Canceled in the next turn: a task that has not begun does not close its socket.
             self._loop.call_soon(self._refuse, protocol, handshake)
 
     async def close(self) -> None:
-        """Stops accepting, and ends unfinished handshakes."""
+        """Stops accepting, and cancels unfinished handshakes."""
         await super().close()
-        # After this every handshake has begun, and can be canceled.
+        # After this turn, every handshake has begun and can be canceled.
         await asyncio.sleep(0)
         handshakes = [
             handshake
@@ -97,7 +97,7 @@ class TlsListener(Listener):
         )
 
     def _refuse(self, protocol: asyncio.Protocol, handshake: asyncio.Task[object]) -> None:
-        # It may have finished in the meantime.
+        # The handshake may have finished in the meantime.
         if protocol not in self._connections and not handshake.done():
             handshake.cancel()
             self._on_refusal(handshake.get_name())

@@ -1,4 +1,4 @@
-"""Waits for messages, and waits of appends and definition changes for the disk."""
+"""Waits of reads for messages, and of appends and definition changes for the disk."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from itertools import count
 
 from penstock.store.stored_stream import DefinitionChange
 
-# An AWS client times out exactly at the timeout of its request, and a later answer crashes it. So
-# a wait ends earlier.
+# A wait ends before the timeout of its request: an AWS client crashes on a later answer.
 _EARLY_FRACTION = 0.02
 _EARLY_SECONDS = 0.25
 
@@ -38,7 +37,7 @@ class Waiter:
         self, needed_end: int, done: Callable[[bool], None], *, is_reader: bool = True
     ) -> None:
         self.needed_end = needed_end
-        # False for the requests of a pipeline for work.
+        # False for a pipeline that waits for work.
         self.is_reader = is_reader
         self._done: Callable[[bool], None] | None = done
         self._timer: asyncio.TimerHandle | None = None
@@ -85,7 +84,7 @@ class Waiters:
         heapq.heappush(self._heap, (waiter.needed_end, next(self._order), waiter))
 
     def wake(self, end: int) -> None:
-        """Finishes the waiters that need no more than the numbers below `end`."""
+        """Finishes the waiters whose needed end is at most `end`."""
         while self._heap and self._heap[0][0] <= end:
             heapq.heappop(self._heap)[2].finish(True)
 
@@ -96,11 +95,11 @@ class Waiters:
 
 
 class GroupCommit:
-    """One flush at a time. All waits that begin during a flush share the next one.
+    """Runs one flush at a time. All waits that begin during a flush share the next one.
 
     A flush runs in a thread. On a fast disk, where the switch to a thread and back takes as long as
-    the flush, the event loop flushes itself. It measures flushes, and returns to threads when they
-    get slower.
+    the flush, the event loop flushes itself. It measures flushes, and uses threads again when
+    flushes get slower.
     """
 
     def __init__(
@@ -127,7 +126,7 @@ class GroupCommit:
         self._waiting.append(done)
         if not self._is_running:
             self._is_running = True
-            # At the end of this turn of the loop: other appends of the turn share the flush.
+            # At the end of this turn, so that other appends of the turn share the flush.
             asyncio.get_running_loop().call_soon(self._start)
 
     def _start(self) -> None:
@@ -187,7 +186,7 @@ class DefinitionCommits:
         self._waiting.append((change, stored))
         if not self._is_running:
             self._is_running = True
-            # At the end of this turn of the loop: other changes of the turn share the commit.
+            # At the end of this turn, so that other changes of the turn share the commit.
             loop.call_soon(self._start)
         await stored
 

@@ -40,11 +40,11 @@ class AsyncStreamManagerClient(ClientBase):
     """A client of Penstock, and of any other stream manager, for one event loop.
 
     It connects with `connect`, with `async with`, or with the first operation. Any number of
-    operations may be in flight. Requests of one turn of the event loop leave in one write.
+    operations may be in flight. Requests of one turn of the event loop are sent in one write.
     """
 
     def _begin(self) -> None:
-        # Raises SettingError for wrong options. A broker that is missing may start later.
+        # Raises SettingError for invalid options. The broker may start later.
         with contextlib.suppress(ConnectionError):
             self._endpoint = self._find_endpoint()
         self._connection: AsyncConnection | None = None
@@ -64,7 +64,7 @@ class AsyncStreamManagerClient(ClientBase):
         await self.close()
 
     async def connect(self) -> None:
-        """Connects now, with one attempt. The blocking client does so when it is created."""
+        """Connects now, with one attempt. The blocking client connects when it is created."""
         await self._connected(reconnect_timeout=0)
 
     async def close(self) -> None:
@@ -160,7 +160,7 @@ class AsyncStreamManagerClient(ClientBase):
             except (StreamManagerException, OSError) as error:
                 first_error = first_error or error
                 if not self.connected:
-                    break  # each other call would run into the same timeout
+                    break  # all other calls would time out, too
         if first_error is not None:
             calls.add_appended_count(first_error, len(results))
             raise first_error
@@ -177,7 +177,7 @@ class AsyncStreamManagerClient(ClientBase):
     async def read_all(
         self, stream_name: str, start: int = 0, end: int | None = None
     ) -> AsyncIterator[Message]:
-        """Yields the messages that are stored now, of [start, end).
+        """Yields the stored messages of [start, end), without waiting for new ones.
 
         A negative start counts from the end: -10 begins with the last ten messages.
         """
@@ -190,8 +190,8 @@ class AsyncStreamManagerClient(ClientBase):
         """Yields the messages from `start` on, then each new message, without end.
 
         Without a start it yields only messages that are appended after the first iteration. A
-        negative start adds the last few messages before them. After a lost connection it
-        reconnects, and skips and repeats no message.
+        negative start adds the last messages before them. After a lost connection it reconnects,
+        without skipping or repeating a message.
         """
         info = await self.describe_message_stream(stream_name)
         async for message in self._read(ReadCursor(stream_name, first_number(start, info))):
@@ -200,7 +200,7 @@ class AsyncStreamManagerClient(ClientBase):
     async def _read(self, reading: ReadCursor) -> AsyncIterator[Message]:
         while not reading.is_over:
             has_extensions = (await self._connected(self.reconnect_timeout)).server.has_extensions
-            asked = time.monotonic()
+            began = time.monotonic()
             try:
                 messages = await self._call(reading.next_call(has_extensions, self.request_timeout))
             except ResponsePayloadTooLargeException as error:
@@ -208,7 +208,7 @@ class AsyncStreamManagerClient(ClientBase):
                 continue
             for message in reading.take(messages):
                 yield message
-            seconds = time.monotonic() - asked
+            seconds = time.monotonic() - began
             pause = reading.pause_after(messages, seconds, self.request_timeout)
             if pause:
                 await asyncio.sleep(pause)
@@ -220,7 +220,7 @@ class AsyncStreamManagerClient(ClientBase):
         return await self._finish(pending, retry)
 
     async def _send(self, group: Sequence[ClientCall[T]]) -> list[AsyncSentCall[T]]:
-        """Sends requests as soon as there is a connection; retries while none has left."""
+        """Sends requests once there is a connection; retries if no request was sent."""
         retry_until = time.monotonic() + self.request_timeout
         for pause in delays():
             connection = await self._connected(self.reconnect_timeout)
@@ -255,7 +255,7 @@ class AsyncStreamManagerClient(ClientBase):
                 error = lost
             except (ClientException, OSError) as reason:
                 if is_unanswered:
-                    # The server may have executed the request: the caller has to know that.
+                    # The server may have executed the request, which only the first error says.
                     raise error from reason
                 raise
         raise AssertionError("delays do not end")

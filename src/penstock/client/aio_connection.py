@@ -20,12 +20,12 @@ from penstock.client.failures import (
 from penstock.errors import ConnectFailedException
 
 T = TypeVar("T")
-# An answer, or a function that makes the error for the call.
+# An answer, or a function that creates the error for the call.
 Outcome = Answer | Callable[[ClientCall[Any]], Exception]
 
 logger = logging.getLogger(__name__)
 
-# Max bytes of one turn of the loop. More requests wait for the next turn and for the server.
+# Max bytes of requests in one turn of the loop. Further requests wait.
 _MAX_TURN_BYTES = 1024 * 1024
 
 
@@ -80,7 +80,7 @@ class AsyncConnection(asyncio.Protocol):
         self.is_usable = not self._transport.is_closing()
 
     async def send(self, calls: Sequence[ClientCall[T]], timeout: float) -> list[AsyncSentCall[T]]:
-        """Sends requests together, in order; NotSentError if none of them has left."""
+        """Sends requests together, in order; raises NotSentError if none was sent."""
         if not self._has_room.is_set() or self._queue.locked():
             await self._wait_for_room(timeout)
         if not self.is_usable or self._is_hung_up():
@@ -91,7 +91,7 @@ class AsyncConnection(asyncio.Protocol):
     def _send(
         self, call: ClientCall[T], request_id: str, frame: bytes, timeout: float
     ) -> AsyncSentCall[T]:
-        # All requests of one turn of the loop leave in one write.
+        # All requests of one turn of the loop are sent in one write.
         if not self._outgoing:
             self._loop.call_soon(self._flush)
         self._outgoing[request_id] = frame
@@ -105,16 +105,16 @@ class AsyncConnection(asyncio.Protocol):
 
     async def _wait_for_room(self, timeout: float) -> None:
         try:
-            # One at a time and in order, otherwise all waiting tasks would use the same room.
+            # One at a time and in order, otherwise all waiting tasks would send at once.
             async with asyncio.timeout(timeout), self._queue:
                 await self._has_room.wait()
         except TimeoutError:
             raise NotSentError("the server did not accept the request in time") from None
 
     def _is_hung_up(self) -> bool:
-        """Whether the server closed the connection, before the busy event loop noticed.
+        """Whether the server closed the connection, which a busy event loop reports late.
 
-        Checked only while no request is in flight: then the next request uses a new connection.
+        Checked only while no request is in flight: a new connection loses no answer then.
         """
         return not self._pending and bool(self._hangup.poll(0))
 

@@ -1,4 +1,4 @@
-"""The blocking client: the class and the methods of the AWS Python SDK, and more."""
+"""The blocking client: the class and methods of the AWS Python SDK, with additions."""
 
 from __future__ import annotations
 
@@ -177,7 +177,7 @@ class StreamManagerClient(ClientBase):
     def read_all(
         self, stream_name: str, start: int = 0, end: int | None = None
     ) -> Iterator[Message]:
-        """Yields the messages that are stored now, of [start, end).
+        """Yields the stored messages of [start, end), without waiting for new ones.
 
         A negative start counts from the end: -10 begins with the last ten messages.
         """
@@ -189,8 +189,8 @@ class StreamManagerClient(ClientBase):
         """Yields the messages from `start` on, then each new message, without end.
 
         Without a start it yields only messages that are appended after this call. A negative
-        start adds the last few messages before them. After a lost connection it reconnects, and
-        skips and repeats no message.
+        start adds the last messages before them. After a lost connection it reconnects, without
+        skipping or repeating a message.
         """
         info = self.describe_message_stream(stream_name)
         return self._read(ReadCursor(stream_name, first_number(start, info)))
@@ -198,14 +198,14 @@ class StreamManagerClient(ClientBase):
     def _read(self, reading: ReadCursor) -> Iterator[Message]:
         while not reading.is_over:
             has_extensions = self._connected().server.has_extensions
-            asked = time.monotonic()
+            began = time.monotonic()
             try:
                 messages = self._call(reading.next_call(has_extensions, self.request_timeout))
             except ResponsePayloadTooLargeException as error:
                 reading.shrink(error)
                 continue
             yield from reading.take(messages)
-            seconds = time.monotonic() - asked
+            seconds = time.monotonic() - began
             pause = reading.pause_after(messages, seconds, self.request_timeout)
             if pause:
                 self._is_closed.wait(pause)
@@ -234,7 +234,7 @@ class StreamManagerClient(ClientBase):
                 connection = self._connected()
                 return connection.call(call, time.monotonic() + self.request_timeout)
             except (NotSentError, ConnectionLostException) as next_error:
-                # A request that was sent once may have been executed, despite later failures.
+                # A request that was sent may have been executed, despite later failures.
                 if isinstance(next_error, ConnectionLostException):
                     error = next_error
             except (ClientException, OSError) as reason:
@@ -244,7 +244,7 @@ class StreamManagerClient(ClientBase):
         raise AssertionError("delays do not end")
 
     def _send(self, group: Sequence[ClientCall[T]]) -> tuple[Connection, list[SentCall[T]], float]:
-        """Sends requests as soon as there is a connection; returns it and their deadline."""
+        """Sends requests once there is a connection; returns the connection and the deadline."""
         retry_until = time.monotonic() + self.request_timeout
         for pause in delays():
             connection = self._connected()
@@ -261,16 +261,16 @@ class StreamManagerClient(ClientBase):
         """Returns the connection, or a new one if it was lost."""
         if self._connection.is_usable():
             return self._connection
-        asked = time.monotonic()
+        began = time.monotonic()
         with self._connecting:
             if self._is_closed.is_set():
                 raise ClientException("the client is closed: create a new one")
             if self._connection.is_usable():
                 return self._connection
-            retry_until = asked + self.reconnect_timeout
+            retry_until = began + self.reconnect_timeout
             failed, error = self._failure
             if failed > retry_until and error is not None:
-                # Another thread has retried until after this thread's deadline.
+                # Another thread retried past the deadline of this thread.
                 raise copy.copy(error)
             try:
                 return self._reconnect(retry_until)

@@ -46,12 +46,12 @@ from penstock.wire.operations import RESPONSE_TO, Operation
 T = TypeVar("T")
 Response = dict[str, Any]
 
-# Max size of one request: other clients wait while the broker stores it.
+# Max size of one request, because other clients wait while the broker stores it.
 MAX_BATCH_BYTES = 4 * 1024 * 1024
 MAX_BATCH_MESSAGES = 16_384
 
-# Max single appends in flight. Their answers fit the socket buffers, so that client and server
-# never wait for each other to read.
+# Max single appends in flight. Their answers fit the socket buffers, otherwise client and
+# server could wait for each other to read.
 _MAX_UNANSWERED = 512
 _SIZE_BYTES = 4
 _MAX_NAME_LENGTH = 255
@@ -222,11 +222,11 @@ def join_numbers(groups: Sequence[Sequence[int]]) -> Sequence[int]:
 
 
 def add_appended_count(error: StreamManagerException | OSError, count: int) -> None:
-    """Adds to an error how many messages were stored before it."""
+    """Adds the number of messages that were stored before the error."""
     if isinstance(error, StreamManagerException):
         error.appended += count
     elif count:
-        error.add_note(f"{count} messages were appended before")
+        error.add_note(f"{count} messages were appended before the error")
 
 
 # Reads
@@ -258,7 +258,7 @@ def read_messages_or_none(
 def read_columns(
     stream_name: str, start: int, end: int, max_bytes: int, timeout_millis: int
 ) -> ClientCall[list[Message]]:
-    """Reads the same messages as columns, an extension that is cheaper to encode and decode."""
+    """Reads messages as columns: an extension that is cheaper to encode and decode."""
     fields = {
         "name": stream_name,
         "firstSequenceNumber": start,
@@ -292,7 +292,7 @@ def watch_streams(
     wait_millis: int,
     request_timeout: float,
 ) -> ClientCall[list[StreamPosition]]:
-    """Returns the positions of matching streams; waits for a message at its next number."""
+    """Returns the positions of matching streams; waits until a stream has a new message."""
     if isinstance(patterns, str):
         raise ValidationException("patterns is str: expected a list of names and patterns")
     _check_wait("wait_millis", wait_millis, request_timeout)

@@ -1,4 +1,4 @@
-"""The base class of both clients: their options, and where they are connected."""
+"""The base class of both clients: their options and their endpoint."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """The client's side of a connection as a state machine: bytes in, answers out, without a socket.
 
-    our version byte and Connect ──▶ theirs and ConnectResponse ──▶ answers, in any order
+    version byte, Connect ──▶ server's version byte, ConnectResponse ──▶ answers, in any order
 
-A body that cannot be decoded is ignored. Only bytes that are not a frame end the connection.
+A body that cannot be decoded is ignored. Bytes that are not a frame end the connection.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class ClientProtocol:
         return request_id, frame
 
     def receive(self, data: bytes) -> list[Answer]:
-        """Returns the answers that these bytes complete; BrokenProtocolError if not a frame."""
+        """Returns completed answers; raises BrokenProtocolError if the data is not a frame."""
         if not self._version_seen:
             if data[0] != CONNECT_VERSION:
                 raise ConnectFailedException(
@@ -103,7 +103,7 @@ class ClientProtocol:
                 )
             self._version_seen = True
             data = data[1:]
-        # A large answer arrives in many pieces. They are joined once, when it is complete.
+        # A large answer arrives in many pieces, which are joined once.
         if self._pieces:
             self._pieces.append(data)
             self._missing -= len(data)
@@ -137,7 +137,7 @@ class ClientProtocol:
         self._missing = missing
 
     def accept(self, answer: Answer) -> ServerInfo:
-        """Accepts the answer to the handshake; ConnectFailedException if the server refused."""
+        """Accepts the answer to the handshake; raises ConnectFailedException for a refusal."""
         response = answer.response
         if answer.operation != Operation.ConnectResponse:
             raise ConnectFailedException(

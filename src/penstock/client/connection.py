@@ -1,7 +1,7 @@
-"""One connection that threads share, without a background thread.
+"""A connection shared by threads, without a background thread.
 
 A thread sends its request at once and then waits for its answer. One waiting thread, the reader,
-receives for all of them: it delivers each answer to its call. When the reader has its own answer,
+receives for all of them and delivers each answer to its call. When the reader has its own answer,
 another waiting thread becomes the reader. A single thread therefore sends and receives without
 contention for a lock.
 
@@ -38,7 +38,7 @@ T = TypeVar("T")
 logger = logging.getLogger(__name__)
 
 
-# A connection that received data this recently is not checked: a check costs half a request.
+# Checks of an idle connection begin after this time: a check costs half as much as a request.
 RECENT_SECONDS = 0.02
 # A waiting thread checks this often for a reader: a signal may have interrupted the wake-up.
 _CHECK_SECONDS = 1.0
@@ -77,7 +77,7 @@ class Connection:
         self._sleepers: dict[str, SentCall[Any]] = {}
         self._sending = threading.Lock()
         # The current reader. `setdefault` sets it atomically, and an interrupted thread can still
-        # see whether it is the reader. A dead reference is a reader that was interrupted before
+        # check whether it is the reader. A dead reference is a reader that was interrupted before
         # it released its role.
         self._reader: dict[str, weakref.ref[SentCall[Any]] | weakref.ref[_ReaderTurn]] = {}
         self._freeing = threading.Lock()
@@ -102,7 +102,7 @@ class Connection:
             data = self._transport.receive(deadline)
             if not data:
                 raise closed_in_handshake()
-            # The handshake is the only request in flight, so that there is at most one answer.
+            # The handshake is the only request in flight, so there is at most one answer.
             for answer in self._protocol.receive(data):
                 return self._protocol.accept(answer)
 
@@ -157,10 +157,10 @@ class Connection:
             self._lose(error)
 
     def finish(self, pending: SentCall[T], deadline: float) -> T:
-        me = weakref.ref(pending)
+        reference = weakref.ref(pending)
         try:
             while pending.answer is None and not self.is_lost:
-                if self._reader.setdefault(_READER, me) is me:
+                if self._reader.setdefault(_READER, reference) is reference:
                     self._receive(deadline)
                 else:
                     self._sleep(pending, deadline)
@@ -168,7 +168,7 @@ class Connection:
             if pending.answer is None:
                 raise request_timed_out(pending.call) from None
         finally:
-            if self._reader.get(_READER) is me:
+            if self._reader.get(_READER) is reference:
                 del self._reader[_READER]
             if pending.answer is None:
                 # A later answer is ignored.
@@ -186,9 +186,9 @@ class Connection:
     def _take_answers(self) -> bool:
         """Delivers answers that have arrived; False if another thread is the reader."""
         turn = _ReaderTurn()
-        me = weakref.ref(turn)
+        reference = weakref.ref(turn)
         try:
-            if self._reader.setdefault(_READER, me) is not me:
+            if self._reader.setdefault(_READER, reference) is not reference:
                 return False
             while not self.is_lost and self._transport.has_input():
                 self._receive(time.monotonic())
@@ -196,7 +196,7 @@ class Connection:
         except DeadlineError:
             return True  # for example a partial TLS record
         finally:
-            if self._reader.get(_READER) is me:
+            if self._reader.get(_READER) is reference:
                 del self._reader[_READER]
             if self._sleepers or self.is_lost:
                 self._wake_next_reader()
@@ -225,7 +225,7 @@ class Connection:
                 raise
 
     def _sleep(self, pending: SentCall[Any], deadline: float) -> None:
-        """Waits until woken. The first call only registers, so that the caller checks again."""
+        """Waits until woken. The first call only registers, so the caller checks once more."""
         if pending.wake_up is None:
             wake_up = threading.Lock()
             wake_up.acquire()
@@ -239,7 +239,7 @@ class Connection:
         self._release_dead_reader()
 
     def _release_dead_reader(self) -> None:
-        """Removes a reader whose thread is gone."""
+        """Removes a reader whose thread has ended."""
         with self._freeing:
             reader = self._reader.get(_READER)
             # The dead reader may have released its role, and another thread may be the reader. So
@@ -282,11 +282,11 @@ class Connection:
 
     def _dispose(self) -> None:
         """Closes the socket, unless a thread uses it. That thread then calls this method."""
-        # It must not wait for that thread: a signal handler that closes may have interrupted it.
+        # It must not wait for that thread, which may be interrupted by the caller's signal handler.
         turn = _ReaderTurn()
-        me = weakref.ref(turn)
+        reference = weakref.ref(turn)
         while not (self._reader or self._sending.locked()):
-            if self._reader.setdefault(_READER, me) is me:
+            if self._reader.setdefault(_READER, reference) is reference:
                 try:
                     if self._sending.acquire(blocking=False):
                         try:

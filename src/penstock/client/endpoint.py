@@ -1,8 +1,8 @@
 """Finds the server's address, its token and its TLS settings.
 
-An address that the program passes comes first, then a root that it passes, then the environment,
-then the table `[client]` of penstock.toml, then the broker of this machine's root. Each connection
-repeats the search, because a restarted broker may listen on another port.
+The order is: an address passed by the program, a root passed by the program, the environment, the
+table `[client]` of penstock.toml, and the broker of the default root. Each connection repeats the
+search, because a restarted broker may listen on another port.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Endpoint(NamedTuple):
     unix_socket: str | None = None
     tls: ssl.SSLContext | None = None
     token: str = ""
-    # The broker's root, if the endpoint was found by it.
+    # The broker's root, if the root selected the endpoint.
     root: Path | None = None
 
     def __str__(self) -> str:
@@ -160,7 +160,7 @@ def find_root(environment: Mapping[str, str], table: Mapping[str, object]) -> Pa
 
 
 def _port_from(environment: Mapping[str, str]) -> int | None:
-    # Deployment tools set it to "" for no value, and a broker to 0 for any free port.
+    # Deployment tools set the variable to "" for no value. A broker uses 0 for any free port.
     text = environment.get(_PORT_VARIABLE, "").strip()
     if text in ("", "0"):
         return None
@@ -191,7 +191,7 @@ def try_token(root: Path) -> str:
 
 
 def _endpoint_of_root(root: Path, address: Address | None, wants_tls: bool) -> Endpoint | None:
-    """Returns a local endpoint of the root's broker, preferably without TLS; None without one."""
+    """Returns a local endpoint of the root's broker, preferably without TLS."""
     if address is None:
         return None
     if address.tls and not wants_tls:
@@ -234,7 +234,7 @@ def _make_context(tls: Tls) -> ssl.SSLContext:
 def _pinned_context(address: Address) -> ssl.SSLContext:
     """Returns a context that trusts only the certificate of this machine's broker."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    # The certificate is pinned, so that its host names do not matter.
+    # The certificate is pinned, so its host names do not matter.
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     try:
@@ -248,7 +248,7 @@ def _pinned_context(address: Address) -> ssl.SSLContext:
 
 def connect_error(error: OSError, endpoint: Endpoint) -> OSError:
     """Converts a system error during a connect to an error that names the endpoint."""
-    # The event loop adds its own text to the system's.
+    # The event loop adds text to the error of the system.
     code = error.errno if isinstance(error, ConnectionError) else None
     reason = os.strerror(code) if code else error.strerror or str(error) or type(error).__name__
     if isinstance(error, TimeoutError):

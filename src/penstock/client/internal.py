@@ -43,7 +43,7 @@ class InternalClient(StreamManagerClient):
     def locate_messages(
         self, stream_name: str, stream_id: str, start: int, end: int, max_bytes: int | None = None
     ) -> Location:
-        """Returns the segments that hold [start, end), and the number at which max_bytes ends."""
+        """Returns the segments that hold [start, end), and the end of max_bytes."""
         return self._call(calls.locate_messages(stream_name, stream_id, start, end, max_bytes))
 
     def read_stored(

@@ -60,7 +60,7 @@ class ReadCursor:
             self._next = messages[-1].sequence_number + 1
             self._pauses = delays(max_seconds=_MAX_PAUSE_SECONDS)
             if self._next > self._end:
-                # The requested messages were evicted, and the server began with the oldest.
+                # The requested messages were evicted, and the server returned later ones.
                 return [m for m in messages if m.sequence_number < self._end]
         elif not self._waits:
             self._end = self._next
@@ -69,7 +69,7 @@ class ReadCursor:
     def pause_after(self, messages: list[Message], seconds: float, request_timeout: float) -> float:
         """Returns the pause after a read that took `seconds`.
 
-        It is 0 unless the server answered an empty read at once instead of waiting.
+        It is positive only if the server answered an empty read at once, instead of waiting.
         """
         if messages or not self._waits or seconds > self.poll_seconds(request_timeout) / 2:
             return 0.0

@@ -18,8 +18,8 @@ from collections.abc import Callable
 
 from penstock.client.endpoint import Endpoint
 
-# Receive buffers. The allocation of a large one takes longer than a small request, so that it is
-# used only while a large answer arrives.
+# Receive buffers. The large one is used only while a large answer arrives, because its allocation
+# takes longer than a small request.
 _SMALL_BUFFER_BYTES = 16 * 1024
 _LARGE_BUFFER_BYTES = 256 * 1024
 _NONBLOCKING = int(socket.MSG_DONTWAIT)
@@ -45,7 +45,7 @@ class Transport:
         stream_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _TICK)
         self._socket = stream_socket
         self._buffer_bytes = _SMALL_BUFFER_BYTES
-        # Each is used by one thread at a time, the receiver or the sender.
+        # One thread at a time, the receiver or the sender, uses each of them.
         self._input, self._output, self._either = select.poll(), select.poll(), select.poll()
         self._input.register(stream_socket, select.POLLIN)
         self._output.register(stream_socket, select.POLLOUT)
@@ -147,7 +147,7 @@ class TlsTransport(Transport):
             with self._lock:
                 self._incoming.write(data)
                 plain = self._decrypt()
-            # TLS protocol replies leave with the next request.
+            # Replies of the TLS protocol are sent with the next request.
             if plain:
                 return plain
         return b""

@@ -73,9 +73,9 @@ class PutAssetPropertyValueEntry(Value):
 
     Attributes:
         entry_id: 1 to 64 letters, digits, `_` and `-`.
-        asset_id: With `property_id`, the property.
-        property_id: With `asset_id`, the property.
-        property_alias: The property, in place of the two ids.
+        asset_id: The asset; requires `property_id`.
+        property_id: The property of the asset; requires `asset_id`.
+        property_alias: The alias of the property, instead of the two ids.
         property_values: 1 to 10 values.
     """
 

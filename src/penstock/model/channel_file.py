@@ -6,7 +6,7 @@ A channel is a directory of Parquet files, one row for each message:
         <stream id>-<export>-<first>.parquet
 
 <export> stands for the identifier of the export, and <first> is the lowest sequence number in the
-file, in 20 digits. Of the files of one export and one day, each has lower numbers than the next.
+file, in 20 digits. The sequence numbers of two files of one export and one day do not overlap.
 Files that are being written have names that begin with a dot, which readers ignore.
 """
 
@@ -21,7 +21,7 @@ CHANNELS_DIRECTORY = "channels"
 DATE_PREFIX = "date="
 SUFFIX = ".parquet"
 
-# The names that AWS allows for channels. None of them leads out of the directory.
+# The names that AWS allows for channels. No such name is a path outside the directory.
 _NAME = re.compile(r"[A-Za-z0-9_]{1,128}")
 _FILE_NAME = re.compile(
     r"(?P<stream>[^./]+)-(?P<export>[0-9a-f]{8})-(?P<first>[0-9]{20})" + re.escape(SUFFIX)

@@ -1,7 +1,7 @@
 """Exports of a stream: the configurations of each kind, and the status of an export.
 
-The fields of `ExportDefinition` are the one table of kinds: the name of a list is the kind of its
-exports. `docs/exports.md` lists what a new kind needs.
+The fields of `ExportDefinition` define the kinds: the name of a list is the kind of its exports.
+`docs/exports.md` lists the steps to add a kind.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ExportFormat(Choice):
 class BaseExportConfig(Value):
     """The base class of all configurations of exports."""
 
-    # The name of the kind for users.
+    # The name of the kind that users see.
     label: ClassVar[str]
     # The max number of messages in one call, and in a batch by default.
     max_batch_size: ClassVar[int]
@@ -58,7 +58,7 @@ class HTTPConfig(BaseExportConfig):
 
     Attributes:
         identifier: The name of the export, unique in its stream.
-        uri: Where messages are posted.
+        uri: The URL for POST requests.
         batch_size: Messages in a batch, at most 500.
         batch_interval_millis: A batch that is not full is sent after this time, at least a minute.
         priority: 1 (the most urgent) to 10; less urgent than 10 by default.
@@ -176,7 +176,7 @@ class S3ExportTaskExecutorConfig(BaseExportConfig):
             default, which is the minimum.
         priority: 1 (the most urgent) to 10; less urgent than 10 by default.
         disabled: Pauses the export.
-        status_config: Where results are reported.
+        status_config: The status stream for results.
     """
 
     label: ClassVar[str] = "S3"
@@ -201,7 +201,7 @@ def batch_size_of(config: ExportConfig) -> int:
 
 
 def hide_user(uri: str) -> str:
-    """The URI without its user and password, for readers who may not have access to it."""
+    """The URI without its user and password, which not all readers may see."""
     scheme, colon, rest = uri.partition("://")
     address, slash, path = rest.partition("/")
     user, at, host = address.rpartition("@")
@@ -274,6 +274,6 @@ def messages_behind(config: ExportConfig, last_exported: int, oldest: int, newes
 
 
 def next_number(config: ExportConfig, last_exported: int, oldest: int) -> int:
-    """The sequence number of the message that an export continues with."""
+    """The sequence number of the next message of an export."""
     start = getattr(config, "start_sequence_number", None) or 0
     return max(last_exported + 1, start, oldest)

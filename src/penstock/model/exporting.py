@@ -1,4 +1,4 @@
-"""The contract between broker and pipeline: leased work, and reports about it."""
+"""The contract between broker and pipeline: leased work and delivery reports."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from penstock.model.storage import SegmentSummary
 MAX_SKIPPED = 4096
 MAX_ARRIVED = 1024
 MAX_REASON_LENGTH = 2048
-# Messages of the priorities 1 to 3 are never gathered, and leave although all threads are busy.
+# Exports of priority 1 to 3 do not gather messages, and start even if all threads are busy.
 URGENT_PRIORITY = 3
 MAX_PAUSE_MILLIS = 24 * 3600 * 1000
 
-# Of one report: sums of counters have to fit into 64 bits.
+# A count in one report. The limit keeps sums of counts within 64 bits.
 Count = Annotated[int, Meta(ge=0, le=2**48)]
 
 
 class ExportState(StrEnum):
-    """The state of an export, as users see it."""
+    """The state of an export for users."""
 
     # All messages are exported.
     up_to_date = "up-to-date"
@@ -40,13 +40,13 @@ class ExportState(StrEnum):
 
 
 class Upload(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """A multipart upload that has begun, with all data to continue or to abort it."""
+    """A multipart upload, with all data to continue or to abort it."""
 
-    # Of the S3 task.
+    # The number of the S3 task.
     sequence_number: SequenceNumber
     bucket: str
     key: str
-    # Empty until S3 has answered: the upload may exist or not.
+    # Empty until S3 has answered: it is unknown whether the upload exists.
     upload_id: str = ""
     # In milliseconds since 1970.
     began: int
@@ -116,18 +116,18 @@ class MessageSlice(Work, frozen=True, rename="camel", kw_only=True, tag="message
 
 
 class TaskSlice(MessageSlice, frozen=True, rename="camel", kw_only=True, tag="tasks"):
-    """S3 tasks [first, end) of a stream, to be carried out."""
+    """S3 tasks [first, end) of a stream to execute."""
 
     # Uploads that have begun.
     uploads: list[Upload] = []
-    # Older tasks are canceled. In milliseconds.
+    # In milliseconds. Older tasks are canceled.
     time_to_live: int | None = None
-    # The bandwidth is limited: bytes must be reserved before they are sent.
+    # True if the bandwidth is limited: bytes must be reserved before they are sent.
     is_metered: bool = False
 
 
 class UploadAbort(Work, frozen=True, rename="camel", kw_only=True, tag="abort"):
-    """An upload to abort: no task continues it, and S3 bills its parts until then."""
+    """An upload to abort: no task continues it, and S3 bills its parts until it is aborted."""
 
     upload: Upload
 
@@ -150,9 +150,9 @@ class ExportPlan(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     waiting: int = 0
     # The number of tasks of the pipeline that are connected.
     tasks: int = 0
-    # Leases that have ended: reports about them are not accepted.
+    # Leases that have ended: their reports are not accepted.
     lost: list[str] = []
-    # Leases of paused exports: their deliveries end after running calls.
+    # Leases of paused exports: their deliveries end after the calls in flight.
     ending: list[str] = []
     # The pipeline is stopping: the task ends after its deliveries are reported.
     stops: bool = False
@@ -166,7 +166,7 @@ class SkippedMessage(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DeliveryReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True, omit_defaults=True):
-    """The result of work since it was leased, or since the previous report."""
+    """The result of work since the lease began, or since the previous report."""
 
     lease: str
     stream: Name
@@ -174,9 +174,9 @@ class DeliveryReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
     identifier: Name
     # The end of the previous report.
     first: SequenceNumber = 0
-    # All messages below have arrived or were skipped.
+    # All messages below this number have arrived or were skipped.
     settled_end: SequenceNumber = 0
-    # Messages above that have arrived or were skipped.
+    # Messages above `settled_end` that have arrived or were skipped.
     arrived: Annotated[list[SequenceNumber], Meta(max_length=MAX_ARRIVED)] = []
     exported_messages: Count = 0
     exported_bytes: Count = 0
@@ -200,9 +200,9 @@ class DeliveryReport(msgspec.Struct, frozen=True, rename="camel", kw_only=True, 
 class ReservedBandwidth(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     """The broker's answer to a reservation of bandwidth for a file."""
 
-    # The bytes may be sent.
+    # True if the bytes may be sent.
     is_granted: bool
-    # False: the lease has ended, and nothing may be sent.
+    # False if the lease has ended: no bytes may be sent.
     is_held: bool
 
 

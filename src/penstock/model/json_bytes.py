@@ -16,12 +16,12 @@ class Util:
 
     @staticmethod
     def validate_and_serialize_to_json_bytes(data: Value) -> bytes:
-        """The message for this object; ValidationException if it breaks a rule."""
+        """The message for this object; raises ValidationException if it is invalid."""
         return json.dumps(_without_empty_lists(validate(data).as_dict())).encode()
 
     @staticmethod
     def deserialize_json_bytes_to_obj(bytes: bytes, type: type[V]) -> V:  # noqa: A002 - the SDK's
-        """The object in a message; ValueError if the message is invalid."""
+        """The object in a message; raises ValueError if the message is invalid."""
         return type.from_dict(json.loads(bytes))
 
 

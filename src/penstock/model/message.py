@@ -27,11 +27,11 @@ class Message(Value):
 
 
 class ReadMessagesOptions(Value):
-    """Which messages `read_messages` returns.
+    """The messages that `read_messages` returns.
 
     Attributes:
         desired_start_sequence_number: The first message; by default the oldest one.
-        min_message_count: The read waits until there are so many messages; 1 by default.
+        min_message_count: The number of messages for which the read waits; 1 by default.
         max_message_count: The maximum number of messages; by default the minimum.
         read_timeout_millis: How long to wait for the minimum; 0 by default. After this time
             NotEnoughMessagesException is raised.
@@ -43,7 +43,7 @@ class ReadMessagesOptions(Value):
     read_timeout_millis: ReadTimeoutMillis = 0
 
     def message_counts(self) -> tuple[int, int]:
-        """The effective minimum and maximum: a minimum alone raises the maximum to it."""
+        """The effective minimum and maximum. The maximum is the minimum by default."""
         if self.max_message_count is None:
             return self.min_message_count, self.min_message_count
         if self.max_message_count < self.min_message_count:
@@ -55,7 +55,7 @@ class ReadMessagesOptions(Value):
 
 
 class MessageRun(NamedTuple):
-    """Consecutive messages of one stream, as columns: an object for each costs more than I/O."""
+    """Consecutive messages of one stream, as columns: an object per message costs more than I/O."""
 
     first_sequence_number: int
     ingest_times: Sequence[int]

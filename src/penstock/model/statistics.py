@@ -28,14 +28,14 @@ class ExportStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True
     state: str = ""
     # The age of the oldest message that is not exported.
     seconds_behind: float = 0.0
-    # A task of a pipeline delivers messages; also shortly after the export was paused.
+    # A task of a pipeline has leased messages, possibly of an export that was just paused.
     is_leased: bool = False
     # Messages that were evicted or damaged before they were exported, since the broker was started.
     lost_messages: int = 0
 
 
 class ExportActivity(NamedTuple):
-    """The state of an export that is not stored."""
+    """The part of an export's state that is not stored."""
 
     # See `ExportState`.
     state: str
@@ -70,14 +70,14 @@ class StreamStatistics(msgspec.Struct, frozen=True, rename="camel"):
 
 
 class DiskStatistics(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The disk that the root is on."""
+    """The disk of the root."""
 
     # At the last sample, which is at most about a second old.
     free_bytes: int
     # With less free space, appends to streams in files are rejected; 0 disables it.
     min_free_bytes: int
     is_low: bool
-    # A write found no space.
+    # A write failed for lack of space.
     is_full: bool
     # Messages that were rejected because of low space, since the broker was started.
     refused_messages: int
@@ -104,5 +104,5 @@ class Statistics(msgspec.Struct, frozen=True, rename="camel"):
     descriptor_shortages: int = 0
     # None if the server does not send it.
     disk: DiskStatistics | None = None
-    # Why all exports are suspended: their progress cannot be stored. Empty if it can.
+    # The error that suspends all exports, because their progress cannot be stored; else empty.
     exports_suspended: str = ""

@@ -10,7 +10,7 @@ from penstock.model.value import REQUIRED, Choice, Value
 
 
 class EventType(Choice):
-    """What a status message is about.
+    """The subject of a status message.
 
     Attributes:
         S3Task: An S3 task.
@@ -26,7 +26,7 @@ class Status(Choice):
         Success: The file is uploaded.
         Failure: The task can never succeed, for example because the file is missing.
         InProgress: The upload is running.
-        Warning: An unfinished upload could not be aborted, and is aborted later.
+        Warning: An unfinished upload could not be aborted; the abort is retried.
         Canceled: The stream or the export was deleted, or the stream has evicted the task.
     """
 
@@ -48,7 +48,7 @@ class StatusLevel(Choice):
 
 
 class StatusConfig(Value):
-    """Where the results of S3 tasks are reported.
+    """The status messages of an S3 export.
 
     Attributes:
         status_level: The level of the messages; INFO by default.

@@ -17,7 +17,7 @@ DEFAULT_SEGMENT_SIZE = 16 * 1024 * 1024
 
 
 class StrategyOnFull(Choice):
-    """What a full stream does with an append.
+    """The result of an append to a full stream.
 
     Attributes:
         RejectNewData: The append fails.
@@ -29,7 +29,7 @@ class StrategyOnFull(Choice):
 
 
 class Persistence(Choice):
-    """Where a stream stores messages.
+    """The storage of a stream.
 
     Attributes:
         File: On disk.
@@ -45,7 +45,7 @@ class MessageStreamDefinition(Value):
 
     Attributes:
         name: 1 to 255 letters, digits, spaces and `_,.-`.
-        strategy_on_full: What a full stream does with an append. Required.
+        strategy_on_full: The result of an append to a full stream. Required.
         max_size: Bytes of payloads, at least 1024; 256 MiB by default.
         stream_segment_size: Bytes of a segment, at least 1024; 16 MiB by default.
         time_to_live_millis: Older messages are evicted; at least a minute. No limit by default.

@@ -1,7 +1,7 @@
 """Converts decoded maps to model objects and back, with errors that name the field.
 
-The limits are annotations of the fields. This module turns errors of msgspec into sentences, and
-omits unset fields when it encodes.
+The limits are annotations of the fields. This module rewrites errors of msgspec, and omits
+unset fields when it encodes.
 """
 
 from __future__ import annotations
@@ -68,9 +68,9 @@ def from_wire(
 
 
 def from_server(plain: Any, kind: type[T]) -> T:
-    """Converts a map of a server to a model object without checking its values.
+    """Converts a map from a server to a model object without checking its values.
 
-    ValueError if it is not a map, or for an unknown value of an enum.
+    Raises ValueError if it is not a map, or for an unknown value of an enum.
     """
     if not isinstance(plain, dict):
         raise ValueError(f"{kind.__name__} is {_show(plain)}: expected a map")  # noqa: TRY004
@@ -97,7 +97,7 @@ def _construct(plain: Any, kind: inspect.Type) -> Any:
 
 
 def validate(value: T) -> T:
-    """Checks an object like the server does; raises ValidationException."""
+    """Checks an object as the server does; raises ValidationException."""
     try:
         plain = to_wire(value)
     except TypeError as error:
@@ -111,7 +111,7 @@ def to_wire(value: Any) -> Any:
 
 
 def _normalize(value: Any) -> Any:
-    """Converts integral floats to integers (JavaScript sends large integers so), omits nulls."""
+    """Converts integral floats to integers (JavaScript sends large ones as floats); omits nulls."""
     if isinstance(value, dict):
         return {key: _normalize(item) for key, item in value.items() if item is not None}
     if isinstance(value, (list, tuple)):
@@ -154,7 +154,7 @@ def _required_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
 
 
 @cache
-def _holding_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
+def _object_fields(kind: type[msgspec.Struct]) -> tuple[tuple[str, str], ...]:
     """The names of fields with objects or lists of objects, in Python and on the wire."""
     return tuple(
         (field.name, field.encode_name)
@@ -181,7 +181,7 @@ def _find_missing(value: Any, path: str = "") -> InvalidField | None:
     for name, encoded in _required_fields(type(value)):
         if getattr(value, name) is None:
             return InvalidField(path, None, f"object missing required field {encoded}")
-    for name, encoded in _holding_fields(type(value)):
+    for name, encoded in _object_fields(type(value)):
         step = f"{path}.{encoded}" if path else encoded
         if missing := _find_missing(getattr(value, name), step):
             return missing

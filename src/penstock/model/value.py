@@ -32,7 +32,7 @@ class Choice(IntEnum):
     __str__ = Enum.__str__
 
     def __bool__(self) -> bool:
-        # A choice of 0 is true as well: programs write `choice or default`.
+        # True also for 0: programs write `choice or default`.
         return True
 
     def __format__(self, specification: str) -> str:

@@ -1,4 +1,4 @@
-"""The public names: those of the AWS Python SDK, and a few of our own.
+"""The public names of the AWS Python SDK, and a few additions.
 
 `penstock` itself and `penstock.data`, `exceptions`, `streammanagerclient` and `util` are aliases of
 this package: a ported program changes only the name of the package that it imports.

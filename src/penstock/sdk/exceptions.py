@@ -1,4 +1,4 @@
-"""Exceptions under the names of the AWS SDK, and our own."""
+"""Exceptions under the names of the AWS SDK, and additions."""
 
 from penstock.errors import (
     ClientException,

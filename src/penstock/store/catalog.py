@@ -1,17 +1,17 @@
 """The catalog: one SQLite database for everything but messages, with one transaction per change.
 
 It holds definitions, sealed segments, checkpoints of active segments, export progress, uploads,
-tokens, and the sequence numbers that outlive deleted data. A commit is on the disk when it returns.
+tokens, and reserved sequence numbers. A commit is on the disk when it returns.
 All methods may be called from any thread. Another process (the command line) may have the same
 database open.
 
-Changes wait for the disk and for each other, so the event loop must not make them. Look-ups use
+Changes wait for the disk and for each other, so the event loop must not run them. Look-ups use
 their own connection and do not wait for commits.
 
 A commit appends to SQLite's write-ahead log (WAL). So that commits work on a full disk, the WAL has
 a minimum size from the start, and the database has free pages; see `preallocate`. A commit that
-finds no space moves the WAL into the database, so that it starts again at the beginning of the
-WAL. If that does not help, changes that must succeed also use the store's reserve: deleting and
+finds no space runs a WAL checkpoint, so that the next commit reuses the space of the WAL. If that
+does not help, changes that must succeed also use the store's reserve: deleting and
 updating streams, removing and sealing segments, forgetting removed directories, reserving sequence
 numbers, revoking and rotating tokens.
 """
@@ -62,7 +62,7 @@ T = TypeVar("T")
 # database.
 _WAL_BYTES = 256 * 1024
 _MIN_SPARE_PAGES = 32
-# More than the minimum, so that each page used does not need another transaction.
+# More than the minimum, so that not every used page is replaced in its own transaction.
 _SPARE_PAGES = 64
 _PAGE_BYTES = 4096
 
@@ -77,7 +77,7 @@ _Change = Callable[Concatenate["Catalog", P], T]
 
 
 def _retried(*, uses_reserve: bool = False) -> Callable[[_Change[P, T]], _Change[P, T]]:
-    """Decorates a change, so that `Catalog.change` makes it."""
+    """Decorates a change: `Catalog.change` runs it and retries it on a full disk."""
 
     def decorate(change: _Change[P, T]) -> _Change[P, T]:
         @wraps(change)
@@ -95,7 +95,7 @@ class NewerCatalogError(StoreError):
 
 
 def is_damage(error: sqlite3.Error) -> bool:
-    """Whether the contents of the file cause an error, and not the disk or another process."""
+    """Whether damaged contents cause the error, instead of the disk or another process."""
     code = getattr(error, "sqlite_errorcode", sqlite3.SQLITE_CORRUPT) & 0xFF
     return code not in _ENVIRONMENT_ERRORS
 
@@ -195,7 +195,7 @@ class Catalog:
                     size = _SPARE_PAGES * _PAGE_BYTES
                     connection.execute("INSERT INTO spare VALUES (zeroblob(?))", (size,))
                     connection.execute("DROP TABLE spare")
-                self._empty_wal()
+                self._checkpoint_wal()
             if wal.exists() and wal.stat().st_size >= _WAL_BYTES:
                 return
             # The transaction prevents other processes from writing to the WAL. SQLite treats zeros
@@ -209,13 +209,13 @@ class Catalog:
                 finally:
                     os.close(descriptor)
 
-    def _empty_wal(self) -> None:
-        """Moves the WAL into the database, so that the next commit reuses its space."""
+    def _checkpoint_wal(self) -> None:
+        """Runs a WAL checkpoint, so that the next commit reuses the space of the WAL."""
         with self._lock, contextlib.suppress(sqlite3.Error):
             self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchall()
 
     def change(self, change: Callable[[], T], *, uses_reserve: bool) -> T:
-        """Makes a change. If the disk is full, frees space and retries the change.
+        """Runs a change. If the disk is full, frees space and retries the change.
 
         A change inside a transaction is retried together with the whole transaction.
         """
@@ -226,18 +226,18 @@ class Catalog:
         except sqlite3.Error as error:
             if not is_disk_full(error):
                 raise
-        self._empty_wal()
+        self._checkpoint_wal()
         try:
             return change()
         except sqlite3.Error as error:
             if not (is_disk_full(error) and uses_reserve and self._release_reserve()):
                 raise
-        self._empty_wal()
+        self._checkpoint_wal()
         return change()
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Commits all changes made inside together, or none of them."""
+        """Commits all changes inside the block, or none of them."""
         with self._lock:
             if self._connection.in_transaction:
                 # The lock is held, so the transaction belongs to this thread.
@@ -288,9 +288,10 @@ class Catalog:
                 is_checked = table in CHECKED_COLUMNS
                 for row in rows:
                     values = with_checksum(*row) if is_checked else row
-                    places = ", ".join("?" * len(values))
+                    placeholders = ", ".join("?" * len(values))
                     # Damage may have duplicated a unique name or digest.
-                    connection.execute(f"INSERT OR IGNORE INTO {table} VALUES ({places})", values)  # noqa: S608 - a constant
+                    insert = f"INSERT OR IGNORE INTO {table} VALUES ({placeholders})"  # noqa: S608 - a constant
+                    connection.execute(insert, values)
         self._connection.execute("PRAGMA foreign_keys = ON")
 
     def remove_orphans(self) -> None:
@@ -331,7 +332,7 @@ class Catalog:
         """Stores a new definition and its exports.
 
         Kept exports keep their stored progress, which may be ahead of `kept`. Moved exports get a
-        new position and id, and keep their counters.
+        new sequence number and id, and keep their counters.
         """
         with self.transaction() as connection:
             self._open_definition_changes += 1
@@ -466,7 +467,7 @@ class Catalog:
 
     @_retried()
     def set_checkpoints(self, checkpoints: Collection[tuple[str, SegmentSummary]]) -> None:
-        """Records how much of each active segment is synced. Recovery does not verify it again."""
+        """Records the synced part of each active segment, which recovery does not verify again."""
         with self.transaction() as connection:
             connection.executemany(
                 "INSERT OR REPLACE INTO checkpoint SELECT ?, ?, ?, ?, ?, ?, ?, ?, ? "
@@ -497,7 +498,7 @@ class Catalog:
         """Stores the progress of exports of any streams in one transaction.
 
         Progress of deleted streams and of replaced exports is ignored. Their uploads are stored,
-        because they have to be aborted.
+        because they must be aborted.
         """
         with self.transaction() as connection:
             connection.executemany(
@@ -532,7 +533,7 @@ class Catalog:
 
     @_retried()
     def abandon_uploads(self, uploads: Collection[UploadProgress]) -> None:
-        """Updates uploads, except those that have been removed."""
+        """Updates uploads that have not been removed."""
         with self.transaction() as connection:
             connection.executemany(
                 "UPDATE upload SET state = ? WHERE id = ?",
@@ -596,9 +597,9 @@ class Catalog:
             return connection.execute("DELETE FROM token WHERE id = ?", (token_id,)).rowcount > 0
 
     def find_token(self, digest: bytes) -> TokenRow | None:
-        """The token with this secret, even if it has expired. The token of a replaced secret has
-        the expiry time of that secret."""
-        # The duration of a look-up by digest reveals nothing about the secret.
+        """The token with this secret, even if it has expired. With a replaced secret, it has the
+        expiry time of that secret."""
+        # A look-up by digest is safe: its duration reveals nothing about the secret.
         rows = self._select(
             "SELECT id, role, patterns, created_time, expires_time FROM token WHERE digest = ?1 "
             "UNION ALL SELECT id, role, patterns, created_time, previous_expires_time FROM token "

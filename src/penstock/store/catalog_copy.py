@@ -5,7 +5,7 @@ or tokens, every few minutes otherwise, and at a stop. It replaces the previous 
 only if all of its rows are intact.
 
 A damaged catalog is renamed and never written to again. Its intact rows go into a new catalog. If a
-table has lost rows, the missing rows come from the copy. A salvage reads the rows in the same way.
+table has lost rows, the missing rows come from the copy. A salvage reads rows in the same way.
 
 The new catalog is written beside the damaged one. Once it is complete, it is renamed to
 `catalog.sqlite.rebuilt-<time>`. From then on, every start moves it to the catalog's name. A crash
@@ -66,7 +66,7 @@ _TABLES: Mapping[str, tuple[str, str]] = {
     "removed_directory": ("stream_id", "stream_id"),
 }
 
-# Catalogs of earlier versions do not have these.
+# Tables that catalogs of earlier versions do not have.
 _NEW_TABLES = ("gap", "commits")
 
 # SQLite's error messages contain names from the file, which may be invalid UTF-8 after damage.
@@ -152,7 +152,7 @@ class RemainingRows(NamedTuple):
     """The intact rows of a damaged catalog, completed from its copy."""
 
     tables: Mapping[str, Sequence[tuple[Any, ...]]]
-    # When the copy was made, in seconds since 1970; None if there is no copy or it was not used.
+    # The time of the copy, in seconds since 1970; None if there is no copy or it was not used.
     copy_time: float | None
     # Whether the copy has lost rows of the tables that it was used for.
     is_copy_damaged: bool
@@ -218,9 +218,9 @@ def _count_commits(table: _Table) -> int:
 
 
 class RebuiltCatalog(NamedTuple):
-    """A new catalog, and the rows that it was made from."""
+    """A new catalog, and its source rows."""
 
-    # The later path of the damaged catalog; None if the catalog was missing.
+    # The path to which `use_rebuilt` moves the damaged catalog; None if it was missing.
     moved: Path | None
     rows: RemainingRows
 
@@ -228,7 +228,7 @@ class RebuiltCatalog(NamedTuple):
 def rebuild_catalog(
     root: Path, disk: Disk, complete: Callable[[Catalog, RemainingRows], None]
 ) -> RebuiltCatalog:
-    """Makes a new catalog with all remaining rows of a damaged or missing one.
+    """Creates a new catalog with all remaining rows of a damaged or missing one.
 
     `complete` adds rows that neither the catalog nor its copy has. `use_rebuilt` replaces the
     damaged catalog with the new one, now or at the next start.
@@ -246,7 +246,7 @@ def rebuild_catalog(
         catalog.close()
     _require_whole(temporary)
     number = time.time_ns()
-    # Only now: if writing the new catalog fails, the next start reads the old one.
+    # Renamed last: if writing the new catalog fails, the next start reads the old one.
     temporary.replace(root / f"{_REBUILT_PREFIX}{number}")
     disk.sync_directory(root)
     return RebuiltCatalog(root / f"{_DAMAGED_PREFIX}{number}" if path.exists() else None, rows)
@@ -285,10 +285,10 @@ def use_rebuilt(root: Path, disk: Disk) -> None:
 
 
 def reconcile_rows(catalog: Catalog, root: Path, stale_streams: Container[str]) -> None:
-    """Brings rows that come from an older copy of the catalog in line with the files.
+    """Updates rows from an older copy of the catalog according to the files.
 
     A stream without a directory was deleted after the copy, and segments without files below the
-    oldest file were removed after it. Only the catalog knows the numbers of memory streams.
+    oldest file were removed after it. A memory stream has no files: it gets a margin of numbers.
     """
     for row in catalog.streams():
         if row.id not in stale_streams:
@@ -322,7 +322,7 @@ def _is_in_memory(row: StreamRow) -> bool:
 
 
 def is_version_wrong(root: Path) -> bool:
-    """Whether a catalog that claims a newer version has this version and a flipped bit.
+    """Whether the newer version number of a catalog is this version with a flipped bit.
 
     Then the catalog and its copy have the tables of this version. A newer Penstock would have
     replaced the copy.
@@ -354,12 +354,12 @@ ReadTable = Callable[[str], _Table]
 
 @contextlib.contextmanager
 def _read_tables(path: Path) -> Iterator[ReadTable]:
-    """Gives a function that reads all readable rows of a table."""
+    """Yields a function that reads all readable rows of a table."""
     if not path.exists():
         yield lambda _table: _Table({}, [], is_whole=False)
         return
     with contextlib.closing(_connect(path)) as connection:
-        # Text that is not UTF-8 makes only its row damaged, instead of failing the query.
+        # Text that is not UTF-8 damages only its row, instead of failing the query.
         connection.text_factory = lambda text: text.decode(errors="surrogateescape")
         yield lambda table: _read_rows(connection, table)
     # SQLite may have created these files for reading.
@@ -383,7 +383,7 @@ def _read_rows(connection: sqlite3.Connection, table: str) -> _Table:
         return _Table(rows, damaged, is_whole=True)
     # Catalogs of earlier versions have no checksums.
     is_checked = table in CHECKED_COLUMNS and "checksum" in found
-    # From both ends: an unreadable page does not hide the pages after it.
+    # Reads from both ends, because a scan stops at an unreadable page.
     for order in ("ASC", "DESC"):
         query = (
             f"SELECT {columns}{', checksum' if is_checked else ''} FROM {table} NOT INDEXED "  # noqa: S608 - constants

@@ -43,7 +43,7 @@ class StreamSnapshot(NamedTuple):
     row: StreamRow
     segments: Sequence[SegmentSummary]
     checkpoint: SegmentSummary | None
-    # Every number below it was in use when the catalog was written.
+    # Every number below it was assigned when the catalog was written.
     lowest_end: int
     # Numbers [first, end) without messages after a salvage, sorted.
     gaps: Sequence[tuple[int, int]] = ()
@@ -191,7 +191,7 @@ class CatalogReader:
 
 
 def _check_copies(root: Path, check: Callable[[Path], bool]) -> bool:
-    """Runs a check of the broker's start-up on copies of the catalog and of its copy."""
+    """Runs a check of the start-up on temporary copies of the catalog and its copy."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         copy_catalog_files(root, Path(name))
         if (root / COPY_FILE).exists():

@@ -18,10 +18,10 @@ def encode_definition(definition: MessageStreamDefinition) -> bytes:
 
 
 def decode_definition(stored: bytes) -> MessageStreamDefinition:
-    """Decodes a definition. Raises DamagedDefinitionError for any other bytes."""
+    """Decodes a definition; raises DamagedDefinitionError for other bytes."""
     try:
         definition = _decoder.decode(stored)
-    # Text that is not UTF-8 is a ValueError, and a column of a damaged row a TypeError.
+    # Text that is not UTF-8 raises ValueError, a damaged column TypeError.
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
         raise DamagedDefinitionError(str(error)) from None
     if definition.name is None:

@@ -16,7 +16,7 @@ from penstock.store.pool import FilePool
 
 
 class Disk:
-    """The real disk. Methods raise OSError and no other error."""
+    """The real disk. Its methods raise only OSError."""
 
     @cached_property
     def pool(self) -> FilePool:
@@ -36,7 +36,7 @@ class Disk:
         return os.fstat(descriptor).st_size
 
     def read(self, descriptor: int, size: int, position: int) -> bytes:
-        """Up to `size` bytes; fewer only where the file ends."""
+        """Reads `size` bytes, or fewer at the end of the file."""
         data = os.pread(descriptor, size, position)
         if len(data) == size:
             return data
@@ -89,7 +89,7 @@ class Disk:
         self.replace_all({path: data})
 
     def replace_all(self, files: Mapping[Path, bytes]) -> None:
-        """Replaces files in different directories, with fewer syncs than one by one."""
+        """Replaces files in different directories, with fewer syncs than separate replacements."""
         temporaries = {path: path.with_suffix(path.suffix + ".new") for path in files}
         for path, temporary in temporaries.items():
             with temporary.open("wb") as file:

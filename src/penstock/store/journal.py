@@ -1,8 +1,8 @@
 """The journal: one small sync for all appends that wait for the disk, across streams.
 
-Such an append is written to its segment and also to the journal. The journal is synced at once, the
-segment within a sync interval. After a crash, the records of the journal are written to the same
-positions of the segments again, before the segments are read.
+An append that waits for the disk is written to its segment and to the journal. The journal is
+synced at once, the segment within a sync interval. After a crash, the records of the journal are
+written to the same positions of the segments again, before the segments are read.
 
 There are two journal files, so that one can be drained while the other is written. Both have their
 full size from the start: a sync of a file that does not grow costs the disk one write.
@@ -86,7 +86,7 @@ class Journal:
         self._pending.append((log, segment, written))
 
     def is_idle(self) -> bool:
-        """Whether a commit would not wait for another one, and would write little."""
+        """Whether a commit would be a small write that waits for no other commit."""
         size = sum(len(written.data) for _, _, written in self._pending)
         return not self._committing.locked() and size <= _MAX_COMMIT_BYTES
 
@@ -126,7 +126,7 @@ class Journal:
 
     def _open(self, path: Path) -> int:
         if self._disk.free_bytes(self._root) < _FILE_BYTES:
-            # Not attempted: each commit would fill the disk for a moment.
+            # Otherwise each commit would fill the disk briefly.
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
         descriptor = self._disk.create(path)
         try:
@@ -146,7 +146,7 @@ class Journal:
         """
         spare = self._spare
         if spare is not None and spare.descriptor is None and self._current.position:
-            # Opened here, so that no commit waits for it.
+            # Created here, so that no commit waits for it.
             try:
                 spare.descriptor = self._open(spare.path)
             except OSError:
@@ -251,9 +251,9 @@ def replay(
     """Writes journal records to the segments of a stream again after a crash.
 
     Returns the messages below the checkpoint that neither the files nor the records have. They are
-    found here because a write beyond the end of a truncated file fills the hole with zeros.
+    found before the writes: a write beyond the end of a truncated file fills the gap with zeros.
     """
-    # The two journal files may be in the wrong order.
+    # The records of the two journal files may be in the wrong order.
     firsts: dict[int, WrittenRun] = {}
     for record in records:
         known = firsts.setdefault(record.segment, record.written)
@@ -267,7 +267,7 @@ def replay(
             if checkpoint is not None and checkpoint.first == segment:
                 missing += _find_missing(files, written, checkpoint)
             if disk.size(files.index) < written.number * ENTRY.size:
-                # The previous entry gives the start of the payload. Its own message stays damaged.
+                # The previous entry has the start of the payload. Its own message stays damaged.
                 entry = ENTRY.pack(written.position, 0, 0)
                 disk.write(files.index, entry, (written.number - 1) * ENTRY.size)
         for record in records:

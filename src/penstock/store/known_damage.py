@@ -1,7 +1,7 @@
 """Known damage of one stream: ranges of unreadable messages, each with a reason.
 
 Recovery and reads add ranges. Gaps that a salvage left are not damage. Each range is logged once,
-with a rate limit, so that a stream with much damage does not fill the log. Any thread may use it.
+with a rate limit, so that a stream with much damage does not fill the log. Thread-safe.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class KnownDamage:
         return list(self._ranges)
 
     def add(self, first: int, end: int, reason: str, *, is_logged: bool = False) -> None:
-        """Adds messages [first, end). Messages that are known already are ignored."""
+        """Adds messages [first, end), except known ones."""
         with self._lock:
             for part_first, part_end in self._outside_gaps(first, end):
                 for start, stop in self._find_new(part_first, part_end):
@@ -74,7 +74,7 @@ class KnownDamage:
                         self._log(DamagedSpan(start, stop, reason))
 
     def forget_below(self, oldest: int) -> None:
-        """Removes messages that were dropped."""
+        """Removes messages below `oldest`, which were dropped."""
         with self._lock:
             while self._ranges and self._ranges[0].first < oldest:
                 found = self._ranges.pop(0)

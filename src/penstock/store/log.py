@@ -41,10 +41,10 @@ logger = logging.getLogger(__name__)
 # A copy of the definition beside the segments, in case the catalog is lost.
 DEFINITION_FILE = "stream.json"
 
-# Numbers of a memory stream that one write to the catalog reserves.
+# The numbers of a memory stream that one write to the catalog reserves.
 RESERVED_AT_ONCE = 1 << 20
 _CHECKED_BYTES = 1 << 20
-# Sealings and removals of one stream that may wait for the background thread.
+# Max sealings and removals of one stream that are pending for the background thread.
 _MAX_PENDING_JOBS = 128
 
 
@@ -138,8 +138,8 @@ class Log(ABC):
     ) -> int:
         """Stores all payloads in one segment, or none; returns the number of the first.
 
-        A full log that rejects new data may drop only messages below `exported_end`. Unless
-        `keeps_min_free`, the append may use the space that the disk keeps free for the broker.
+        A full log that rejects new data may drop only messages below `exported_end`. Without
+        `keeps_min_free`, the append may use the last `min_free_disk` bytes of the disk.
         """
         budget = self._budget
         needed = len(payloads[0]) if len(payloads) == 1 else sum(map(len, payloads))
@@ -286,7 +286,7 @@ class Log(ABC):
         if sealed:
             self._drop(sealed, are_expired=True)
         if expired > sealed:
-            # The active segment last: dropping it needs a new one, and so the disk.
+            # The active segment last: dropping it creates a new segment, which may fail.
             self._drop(1, are_expired=True)
         if self._total_bytes <= self.limits.max_size:
             return
@@ -365,10 +365,10 @@ class Log(ABC):
 
 
 class MemoryLog(Log):
-    """Messages that live as long as the process; their numbers are never used again.
+    """Messages that are lost when the process ends; their numbers are never reused.
 
     `work` reserves numbers in the background when half of the reserve is used. An append waits for
-    the catalog only if it uses up the reserve before that.
+    the catalog only if it needs more numbers before that.
     """
 
     def __init__(
@@ -501,7 +501,7 @@ class FileLog(Log):
         now: int,
         exported_end: Callable[[], int],
     ) -> int:
-        """Removes dropped segments, then drops the oldest segments as far as the stream allows."""
+        """Removes files of dropped segments, then drops old segments if the stream overwrites."""
         if not self._context.space.note_full(sum(map(len, payloads))):
             raise error
         self._is_retrying = True

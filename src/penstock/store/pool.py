@@ -37,11 +37,11 @@ class Pooled(Protocol):
     is_used: bool
 
     def evict(self) -> bool:
-        """Closes the files unless another thread syncs them; returns whether it did."""
+        """Closes the files, unless another thread syncs them; returns whether they were closed."""
 
 
 class FilePool:
-    """Segments whose files are open. A clock algorithm chooses which to evict."""
+    """Segments whose files are open. A clock algorithm selects the segment to evict."""
 
     def __init__(self, capacity: int = DEFAULT_CAPACITY) -> None:
         # In segments: each has two descriptors.
@@ -79,7 +79,7 @@ class FilePool:
             self._open[files] = None
 
     def discard(self, files: Pooled) -> None:
-        """Removes files that their user has closed. Called from any thread."""
+        """Removes closed files. Called from any thread."""
         with self._lock:
             self._open.pop(files, None)
 

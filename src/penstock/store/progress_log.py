@@ -1,11 +1,11 @@
-"""A log of export progress that is not in the catalog yet, so that a killed broker loses none.
+"""A log of export progress until the catalog stores it, so that a killed broker loses none.
 
-The catalog stores progress a moment later, with many changes in one transaction. Until then this
+The catalog stores progress later, with many changes in one transaction. Until then this
 log has a record of each change. Records are not synced: they survive a crash of the process, like
 appends without flush on write.
 
-There are two files. One gets new records while the records of the other are stored in the catalog.
-The other is truncated afterwards. A record, little-endian: the size of its contents (uint32), their
+There are two files. One gets new records while the records of the other are stored in the catalog;
+then the other file is truncated. A record, little-endian: the size of its contents (uint32), their
 CRC-32 (uint32), and the contents in MessagePack: the stream id and the fields of ExportProgress.
 """
 
@@ -53,7 +53,7 @@ class ProgressLog:
         file.size += len(data)
 
     def rotate(self) -> None:
-        """Sends new records to the other file, before all records are stored in the catalog."""
+        """Switches to the other file, before the catalog stores all records."""
         if not self._other.size:
             self._current, self._other = self._other, self._current
 

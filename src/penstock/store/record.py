@@ -45,7 +45,7 @@ _DIGITS = 20
 
 
 def segment_names(first: int) -> tuple[str, str]:
-    """The names of a segment's two files. No Path, because a stream may have thousands."""
+    """The names of a segment's two files, as text: Paths are slow for thousands of segments."""
     stem = f"{first:0{_DIGITS}d}"
     return f"{stem}.data", f"{stem}.index"
 
@@ -59,7 +59,7 @@ def index_path(directory: Path, first: int) -> Path:
 
 
 def first_of_name(name: str) -> int | None:
-    """The first sequence number of a segment file, or None for a foreign file."""
+    """The first sequence number of a segment file, or None for any other file."""
     stem, _, suffix = name.partition(".")
     if suffix in ("data", "index") and len(stem) == _DIGITS and stem.isascii() and stem.isdigit():
         return int(stem)
@@ -78,7 +78,7 @@ def checksum_seed(ingest_time: int) -> int:
 def count_intact(
     payloads: Sequence[bytes], ingest_times: Sequence[int], checksums: Sequence[int]
 ) -> int:
-    """The number of intact payloads before the first damaged one. An empty payload is damaged."""
+    """The number of payloads before the first damaged one. An empty payload is damaged."""
     seeds = {ingest_time: checksum_seed(ingest_time) for ingest_time in set(ingest_times)}
     found = tuple(map(crc32, payloads, map(seeds.__getitem__, ingest_times)))
     if found == tuple(checksums) and all(payloads):

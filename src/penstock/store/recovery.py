@@ -7,8 +7,8 @@ and the stream continues in a new segment.
 
 Every entry after the checkpoint is verified. A broken entry with intact entries after it is damage
 and stays. Broken entries at the end are appends that a crash interrupted: their numbers are
-assigned again. If such a tail has any bytes but zeros, the bytes stay in the files, and the stream
-continues in a new segment. Recovery truncates nothing but zeros.
+assigned again. If such a tail has bytes other than zero, they stay in the files, and the stream
+continues in a new segment. Recovery truncates only zeros.
 
 A missing segment is replaced by a lost segment, which reads as damaged.
 """
@@ -49,9 +49,9 @@ class Recovered(NamedTuple):
     summary: SegmentSummary
     # Ranges of messages below `summary.end` that cannot be read.
     damaged: Sequence[range]
-    # Bytes after the last message that stay in the data file and in the index. Such a segment
-    # cannot be appended to, nor one that is shorter than its checkpoint.
+    # Bytes after the last message that stay in the data file and in the index.
     kept_bytes: tuple[int, int] = (0, 0)
+    # Whether the files are shorter than the checkpoint.
     is_short: bool = False
     # Messages below this number may have been stored and lost.
     lowest_end: int = 0
@@ -136,7 +136,7 @@ def _verify(
                 )
             else:
                 bad.append(number)
-            # Also if this entry is bad: the payload may be damaged, and its end correct.
+            # Also after a damaged message: its end position may be correct.
             begin = end
         done += len(entries) // ENTRY.size
     return intact, bad
@@ -205,7 +205,7 @@ class _LogOpener:
         # A sync may store a checkpoint of a segment that has just been sealed.
         is_stale = checkpoint is not None and checkpoint.first in self._known
         self._checkpoint = None if is_stale else checkpoint
-        # Segments that the catalog does not list yet. The files are None if one file is missing.
+        # Segments that the catalog does not list; without files if one of them is missing.
         self._unlisted: list[tuple[SegmentFiles | None, SegmentSummary]] = []
 
     def open(self) -> FileLog:
@@ -214,7 +214,7 @@ class _LogOpener:
         listing, self._oldest = _list_segments(context, self._name, self._sealed, self._oldest)
         _report_missing(context, self._name, self._sealed, listing.missing)
         newest_unpaired = self._handle_unpaired(listing.unpaired)
-        active = self._recover_unsealed(listing.whole)
+        active = self._recover_unsealed(listing.paired)
         ends = [segment.end for segment in self._sealed]
         ends += [summary.end for _, summary in self._unlisted]
         newest = max((summary.first for _, summary in self._unlisted), default=-1)
@@ -231,7 +231,7 @@ class _LogOpener:
         self._end = max([self._end, *ends])
         if newest_unpaired > newest or newest <= max(self._known, default=-1):
             # The active segment is missing. Each message has at least one byte, so the segment
-            # size bounds the number of its messages. None of their numbers is used again.
+            # size bounds the number of its messages. Their numbers are not reused.
             self._end = max(self._end, newest_unpaired) + self._limits.segment_size
         if active is not None and active.end < self._end:
             self._retire(active)
@@ -258,7 +258,7 @@ class _LogOpener:
             if recovered.is_appendable:
                 active = ActiveSegment(files, recovered.summary)
             elif recovered.summary.end == first:
-                # It has no message, and a new segment needs its name.
+                # The segment has no message, and the new segment has the same name.
                 files.close()
                 for path in (data_path(files.directory, first), index_path(files.directory, first)):
                     _set_aside(path)
@@ -312,8 +312,8 @@ class _LogOpener:
             else:
                 newest = max(newest, first)
                 logger.error(
-                    "stream %r: the other file of %s is missing: its messages are lost, and the "
-                    "file is renamed",
+                    "stream %r: %s is renamed: the other file of its segment is missing, and the "
+                    "messages are lost",
                     self._name,
                     path,
                 )
@@ -365,8 +365,8 @@ class _LogOpener:
 class _Listing(NamedTuple):
     """The files of a stream's directory."""
 
-    # First numbers of segments that the catalog does not list, and files without a counterpart.
-    whole: list[int]
+    # First numbers of unlisted segments with both files, and files without a counterpart.
+    paired: list[int]
     unpaired: list[Path]
     # Missing files of sealed segments.
     missing: list[str]
@@ -403,16 +403,16 @@ def _list_segments(
             lowest,
         )
         oldest = lowest
-    whole, unpaired = [], []
+    paired, unpaired = [], []
     for first, paths in files.items():
         if first < oldest or (len(paths) == 1 and paths[0].stat().st_size == 0):
             for path in paths:
                 context.disk.remove(path)
         elif len(paths) == 2:
-            whole.append(first)
+            paired.append(first)
         else:
             unpaired += paths
-    return _Listing(whole, unpaired, sorted(expected - names)), oldest
+    return _Listing(paired, unpaired, sorted(expected - names)), oldest
 
 
 def _is_first(number: int, sealed: Sequence[SealedSegment], files: Container[int]) -> bool:
@@ -421,7 +421,7 @@ def _is_first(number: int, sealed: Sequence[SealedSegment], files: Container[int
 
 
 def _set_aside(path: Path) -> None:
-    """Renames a file that is no longer part of a segment, to a free name."""
+    """Renames a file that is not part of a segment, to an unused name."""
     number, target = 1, path.with_name(path.name + ".lost")
     while target.exists():
         number += 1
@@ -449,7 +449,7 @@ def _report_missing(
 def report_shortened(context: LogContext, name: str, sealed: Iterable[SegmentSummary]) -> None:
     """Reports sealed segments with truncated files. Called from any thread.
 
-    It checks the size of each file, which would make opening a log too slow.
+    Opening a log does not check file sizes, because that takes too long.
     """
     for segment in sealed:
         sizes = (segment.size, (segment.end - segment.first) * ENTRY.size)

@@ -17,9 +17,9 @@ logger = logging.getLogger(__name__)
 
 RESERVE_FILE = "reserve"
 _RESERVE_BYTES = 1024 * 1024
-# With less free, a start may fail, or the catalog cannot preallocate.
+# With less free space, a start may fail, or the catalog cannot preallocate.
 _NEEDED_BYTES = 512 * 1024
-# With less free, the store does not preallocate. It is less than the default of `min_free_disk`,
+# With less free space, the store does not preallocate. Less than the default of `min_free_disk`,
 # because a broker that starts on a nearly full disk also needs the reserve.
 _AMPLE_BYTES = 4 * 1024 * 1024
 
@@ -29,7 +29,7 @@ def is_full(disk: Disk, root: Path) -> bool:
 
 
 def release_reserve_if_full(disk: Disk, root: Path) -> bool:
-    """Removes the reserve if the disk is full, before a start; returns whether it did."""
+    """Removes the reserve before a start if the disk is full; returns whether it was removed."""
     path = root / RESERVE_FILE
     if not is_full(disk, root) or not path.exists():
         return False

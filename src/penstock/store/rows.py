@@ -39,12 +39,12 @@ class ExportProgress(NamedTuple):
     export_id: str = ""
 
     def moved_to(self, number: int, export_id: str) -> ExportProgress:
-        """The progress with this next message. The counters stay."""
+        """The progress of an export that continues with message `number`. The counters stay."""
         return self._replace(last_exported=number - 1, error_message="", export_id=export_id)
 
 
 class UploadProgress(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
-    """The progress of an upload. It names the stream, for statuses after the stream is deleted."""
+    """The progress of an upload, with the name of its stream for later statuses."""
 
     export_id: str
     stream: str
@@ -59,9 +59,9 @@ class UploadProgress(msgspec.Struct, frozen=True, rename="camel", kw_only=True):
     @property
     def id(self) -> str:
         upload = self.upload
-        # Before S3 assigns an id, two uploads of one task differ in their start time.
-        which = f"{upload.sequence_number} {upload.began} {upload.upload_id}"
-        return "\n".join((self.export_id, which, upload.bucket, upload.key))
+        # Before S3 assigns an id, two uploads of one task differ only in their start time.
+        attempt = f"{upload.sequence_number} {upload.began} {upload.upload_id}"
+        return "\n".join((self.export_id, attempt, upload.bucket, upload.key))
 
 
 decode_upload = msgspec.json.Decoder(UploadProgress).decode

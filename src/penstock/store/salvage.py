@@ -1,16 +1,15 @@
 """Salvage: copies all readable data of a damaged root to a new root.
 
 Streams keep their names, definitions and sequence numbers. If the catalog is damaged, all readable
-rows of it and of its copy are used, as at a start of the broker (`catalog_copy`): definitions,
-tokens, export progress, uploads.
+rows of it and of its copy are used, as at a start of the broker (see `catalog_copy`).
 
 A damaged message keeps its number. In a segment with intact messages it gets an index entry without
 a payload, which reads as damaged. A segment without an intact message is left out. The new catalog
 lists these numbers as gaps, so that a verification of the new root does not report them as damage.
-They never get a message, so gaps cannot hide later damage.
+These numbers never get a message, so gaps cannot hide later damage.
 
-The new root is made in `salvage.partial` inside the target. Its files are moved to the target at
-the end, so that a failed salvage leaves nothing that looks like a root.
+The new root is written to `salvage.partial` inside the target. Its files are moved to the target at
+the end, so that a failed salvage leaves no partial root.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ _MAX_NUMBER = (1 << 63) - 1
 _ENTRIES_A_PIECE = 4096
 # The page size of SQLite.
 _PAGE_BYTES = 4096
-# The directory inside the target in which the new root is made.
+# The directory inside the target for the unfinished new root.
 _PARTIAL = "salvage.partial"
 # Tables whose rows are in no other file.
 _COUNTED_TABLES = ("stream", "export_progress", "token", "upload")
@@ -88,7 +87,7 @@ class Salvage(msgspec.Struct, rename="camel", kw_only=True):
 def salvage(
     root: Path, target: Path, *, patterns: Sequence[str] = (), meter: Meter = ignore_bytes
 ) -> Salvage:
-    """Copies the streams that match `patterns`, or all; raises StoreError for a bad target."""
+    """Copies the streams that match `patterns`, or all; raises StoreError for an invalid target."""
     if is_served(root):
         raise StoreError(f"a broker serves {root}: stop it before you copy from it")
     if target.exists() and not _is_free(target):
@@ -148,7 +147,7 @@ def _publish(partial: Path, target: Path) -> None:
 
 
 def _stage_catalog(root: Path, stage: Path, result: Salvage) -> None:
-    """Makes an intact catalog in `stage` from all readable rows of the root."""
+    """Creates an intact catalog in `stage` from all readable rows of the root."""
     with tempfile.TemporaryDirectory(prefix="penstock-") as name:
         # SQLite may write to a database that it reads.
         copies = Path(name)
@@ -269,7 +268,7 @@ class _StreamCopier:
         end = report.end_sequence_number
         newest = check.segments[-1] if check.segments else None
         if newest is None or not _is_end_known(source, newest):
-            # Like recovery: a segment cannot have had more messages than bytes.
+            # As in recovery: each message has at least one byte.
             end += segment_size
         sealed = [
             _copy_segment(source, directory, segment)
@@ -286,7 +285,7 @@ class _StreamCopier:
         # Replaces all rows by the rows of the copied segments.
         self._catalog.remove_segments(stream_id, _MAX_NUMBER)
         self._catalog.remove_segments(stream_id, report.oldest_sequence_number)
-        # The numbers of lost messages are not used again.
+        # The numbers of lost messages are not reused.
         self._catalog.reserve(stream_id, end)
         self._catalog.add_segments(stream_id, sealed)
         self._catalog.set_checkpoints([(stream_id, active)])
@@ -425,7 +424,7 @@ class _SegmentWriter:
             self._size,
             oldest,
             newest,
-            # Like recovery: the checksum of a damaged segment must not match.
+            # As in recovery: the checksum of a damaged segment must not match.
             self._data_crc ^ self._is_damaged,
             self._index_crc,
         )

@@ -33,7 +33,7 @@ CREATE TABLE gap (                  -- numbers [first, end) whose messages a sal
 """
 
 _COMMITS = """
-CREATE TABLE commits (              -- their number: the newer of two catalogs has more
+CREATE TABLE commits (              -- one row, to find the newer of two catalogs
     id INTEGER PRIMARY KEY CHECK (id = 1),
     number INTEGER NOT NULL,
     checksum INTEGER NOT NULL DEFAULT 0
@@ -62,7 +62,7 @@ CREATE TABLE segment (              -- sealed and synced segments
     checksum INTEGER NOT NULL DEFAULT 0,
     PRIMARY KEY (stream_id, first)
 ) STRICT, WITHOUT ROWID;
-CREATE TABLE checkpoint (           -- how much of the active segment is synced
+CREATE TABLE checkpoint (           -- the synced part of the active segment
     stream_id TEXT PRIMARY KEY REFERENCES stream ON DELETE CASCADE,
     first INTEGER NOT NULL,
     end INTEGER NOT NULL,
@@ -120,7 +120,7 @@ CHECKED_COLUMNS = {
 # Tables without checksums before version 5.
 _UNCHECKED_TABLES = ("stream", "segment", "checkpoint", "export_progress", "token")
 
-# Statements that migrate a catalog to the next version, by its version.
+# Statements that migrate a catalog to the next version, by its current version.
 MIGRATIONS = {
     1: (
         "ALTER TABLE export_progress ADD COLUMN skipped_messages INTEGER NOT NULL DEFAULT 0",

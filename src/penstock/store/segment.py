@@ -1,8 +1,8 @@
 """Segments of a stream: the active one, sealed ones, and segments in memory.
 
 The broker's thread appends to and reads segments. It owns the pool of open files. Other threads may
-call only `SegmentFiles.sync` and `close`. These share a lock with the pool's eviction, so that a
-file is never closed during a sync.
+call only `SegmentFiles.sync` and `close`, which share a lock with the pool's eviction: a file is
+never closed during a sync.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from penstock.store.record import (
     pack_entries,
 )
 
-# Index entries per read. It bounds the cost of a request for a billion messages.
+# Max index entries per read, to bound the cost of a request for a billion messages.
 _MAX_ENTRIES_A_READ = 16_384
 
 
@@ -75,7 +75,7 @@ _NOT_OPEN = -1
 
 
 class SegmentFiles:
-    """The two files of a segment. The pool of their disk may close them after a use.
+    """The two files of a segment. The pool of the disk may close them after each use.
 
     The owner of the pool calls `ensure_open` before each use of a descriptor.
     """
@@ -289,7 +289,7 @@ class SegmentFiles:
     def _read_data(self, position: int, end: int, max_bytes: int) -> bytes:
         size = max(end - position, 0)
         if size > max_bytes:
-            # The entry may be damaged, and its size larger than the memory of the device.
+            # A damaged entry may have a size larger than the memory.
             size = min(size, max(self.disk.size(self.data) - position, 0))
         return self.disk.read(self.data, size, position)
 
@@ -335,7 +335,7 @@ def _count_fitting(packed: bytes, skipped: int, limit: int) -> int:
 
 def _count_valid(entries: bytes, position: int, limit: int) -> int:
     """The number of leading entries with ascending ends within the limit."""
-    # All ends at once: a loop would halve the throughput for small messages.
+    # Reads all ends at once: a loop would halve the throughput for small messages.
     ends = array("I", entries)[:: ENTRY.size // 4]
     if sys.byteorder == "big":
         ends.byteswap()
@@ -416,7 +416,7 @@ class ActiveSegment:
         return written
 
     def repair(self) -> None:
-        """Truncates the files after a failed append, if the truncation failed then."""
+        """Truncates the files if the truncation after a failed append also failed."""
         if self._is_torn:
             self._truncate()
 
@@ -434,7 +434,7 @@ class ActiveSegment:
         return self.files.read_stored(start, stop, max_bytes)
 
     def position_of(self, number: int) -> int:
-        # Exports usually read near the end. These positions are known without a read.
+        # Exports usually read near the end. There, positions are known without a read.
         summary = self._summary
         if number == summary.end:
             return summary.size

@@ -40,7 +40,7 @@ def ignore_bytes(_: int) -> None:
 class CheckedSpan(NamedTuple):
     """Messages [first, end) whose payloads are bytes [start, stop) of the data file.
 
-    `reason` is why they cannot be read, or None if they are intact.
+    `reason` says why they cannot be read; None if they are intact.
     """
 
     first: int
@@ -120,7 +120,7 @@ class _CheckedFile:
         self.size = max([self.size, *(position + len(data) for position, data in patches)])
 
     def read(self, start: int, size: int) -> bytes:
-        """Up to `size` bytes; fewer only where the file ends."""
+        """Reads `size` bytes, or fewer at the end of the file."""
         parts = []
         position, left = start, size if self._descriptor >= 0 else 0
         while left and (data := os.pread(self._descriptor, left, position)):
@@ -145,7 +145,7 @@ class _CheckedFile:
 def check_messages(
     source: SegmentSource, first: int, count: int, meter: Meter = ignore_bytes
 ) -> Iterator[CheckedSpan]:
-    """Checks the first `count` messages of a segment; gives maximal spans."""
+    """Checks the first `count` messages of a segment; yields spans that are as long as possible."""
     last: CheckedSpan | None = None
     for span in _check_pieces(source, first, count, meter):
         if (
@@ -190,7 +190,7 @@ def _check_pieces(
             try:
                 data = source.read_data(position, ends[-1] - position)
             except OSError as error:
-                # Read one by one, because the bad sector may affect only one message.
+                # Reads messages one by one, because a bad sector may affect only one message.
                 raise_unless_damage(error)
                 one_by_one_until = place + run
                 continue

@@ -1,9 +1,8 @@
 """The free space of the disk, and the space that appends may use.
 
 `left` is the budget of appends: the free bytes above the minimum at the last sample, minus the
-bytes appended since then. An append compares its size with the budget, and samples the disk only if
-it exceeds the budget. A background thread also samples the disk, because other programs use and
-free space.
+bytes appended since then. An append samples the disk only if its size exceeds the budget. A
+background thread also samples the disk, because other programs use and free space.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from penstock.store.files import Disk
 
 logger = logging.getLogger(__name__)
 
-# With less free, a failed write lacked bytes, and not inodes or quota.
+# With less free space, a write failed for lack of bytes, not of inodes or quota.
 _FULL_BYTES = 1024 * 1024
 
 
@@ -46,7 +45,7 @@ class Space(SpaceBudget):
         self.free = 0
         # Less than `min_free` is free: appends are refused.
         self.is_low = False
-        # A write found no space.
+        # A write failed for lack of space.
         self.is_full = False
         self.refused_messages = 0
         # The largest append refused for its size alone; 0 if there is none.
@@ -87,7 +86,7 @@ class Space(SpaceBudget):
             logger.info("the disk has %d bytes free: appends are accepted again", self.free)
 
     def note_full(self, needed: int) -> bool:
-        """Called when a write of `needed` bytes failed; returns whether it lacked bytes.
+        """Called when a write of `needed` bytes failed; returns whether too few bytes were free.
 
         A full disk is logged once.
         """
@@ -98,7 +97,7 @@ class Space(SpaceBudget):
         return self.free < _FULL_BYTES + needed
 
     def refuse(self, messages: int, size: int = 0) -> NoSpaceError:
-        """The error for a refused append, with its size if the size exceeds the budget."""
+        """Counts refused messages and returns the error. `size`: the append exceeds the budget."""
         self.refused_messages += messages
         if self.is_low:
             return NoSpaceError(

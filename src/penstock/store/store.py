@@ -95,7 +95,7 @@ logger = logging.getLogger(__name__)
 
 _LOCK_ATTEMPTS = 10
 _LOCK_PAUSE_SECONDS = 0.02
-# Max time that one removal of deleted streams delays sealing and syncing.
+# Max time for the removal of deleted streams, which delays sealing and syncing.
 _REMOVAL_SECONDS = 0.1
 
 
@@ -126,7 +126,7 @@ class Store:
             self.space = Space(self._disk, root, min_free_disk)
             self.catalog = self._open_catalog()
             if has_released_reserve:
-                # At once, before other programs use the free space.
+                # Preallocates at once, before other programs use the free space.
                 self._preallocate()
             self._copier = CatalogCopier(self.catalog, root, self._disk)
             self._finish_removals()
@@ -164,13 +164,13 @@ class Store:
         definition: MessageStreamDefinition,
         moves: Mapping[str, int] | None = None,
     ) -> Update:
-        """Plans an update. The progress of exports that it removes is deleted.
+        """Plans an update. It deletes the progress of removed exports.
 
         `moves`: the next sequence numbers of moved exports, by identifier.
         """
         if Limits.of(definition).segment_size != stream.log.limits.segment_size:
             # A new segment size applies to new segments. If the change fails, the extra segment
-            # does no harm.
+            # is harmless.
             stream.log.begin_segment()
         return Update(self, stream, definition, moves or {})
 
@@ -212,7 +212,7 @@ class Store:
         frees = not any(isinstance(change, Creation) for change in changes)
         error = _capture_error(lambda: self.catalog.change(commit, uses_reserve=frees))
         if error is not None and len(changes) > 1:
-            # One by one, so that a failing change affects no other.
+            # Stores them one by one, so that a failing change affects no other.
             return [self._commit_changes([change])[0] for change in changes]
         return [error] * len(changes)
 
@@ -273,7 +273,7 @@ class Store:
         self, progress: dict[str, list[ExportProgress]], uploads: UploadChange = NO_UPLOADS
     ) -> ProgressChange:
         """Plans a change of progress. `store` may run in a thread, `apply` in the event loop."""
-        # Only for the current exports, and not for exports that replace them later.
+        # With the ids of the current exports: the change must not apply to later ones.
         found = [
             (stream, export._replace(export_id=current.export_id))
             for name, exports in progress.items()
@@ -285,7 +285,7 @@ class Store:
 
     def uploads(self) -> list[UploadProgress]:
         """Unfinished uploads. Uploads of removed exports are marked as abandoned."""
-        alive = {
+        current_ids = {
             stream.progress[export.identifier].export_id
             for stream in self.streams.values()
             for export in stream.definition.export_definition.s3_task_executor or ()
@@ -293,10 +293,10 @@ class Store:
         # An unreadable stream may be readable after the next start.
         for stream_id, _ in self.unreadable.values():
             progress = self.catalog.progress(stream_id)
-            alive |= {export.export_id for export in progress.values()}
+            current_ids |= {export.export_id for export in progress.values()}
         return [
             upload
-            if upload.export_id in alive
+            if upload.export_id in current_ids
             else msgspec.structs.replace(upload, is_abandoned=True)
             for upload in self.catalog.uploads()
         ]
@@ -367,8 +367,8 @@ class Store:
                 continue
             is_synced = False
             if not lacks_descriptors(error):
-                # After a failed sync, the system may drop the data, and the next sync succeeds. So
-                # the journal stays, and the next start replays it.
+                # After a failed sync, the system may drop the data and report success for the next
+                # sync. So the journal stays, and the next start replays it.
                 self._journal_is_needed = True
         if is_draining and is_synced and not self._journal_is_needed:
             self._journal.drained()
@@ -442,7 +442,7 @@ class Store:
                     stream.log.close()
 
     def _recover_progress(self) -> None:
-        """Stores the progress that a killed broker has logged in the catalog."""
+        """Moves the logged progress of a killed broker to the catalog."""
         advanced: dict[tuple[str, str], ExportProgress] = {}
         for stream_id, logged in read_progress(self._disk, self.root):
             key = stream_id, logged.identifier
@@ -474,7 +474,7 @@ class Store:
             for record in decode_records(path.read_bytes()):
                 records.setdefault(record.stream_id, []).append(record)
         for row in self.catalog.streams() if records else ():
-            # Sealed segments are synced, and older ones were removed.
+            # Sealed segments are synced, and segments below `oldest` were removed.
             sealed = {segment.first for segment in self.catalog.segments(row.id)}
             wanted = [
                 record
@@ -522,7 +522,7 @@ class Store:
             else:
                 problem = f"{path} is {'empty' if is_empty else 'missing'}"
             rebuilt = rebuild_catalog(self.root, self._disk, self._keep_damaged_rows)
-            # Logged first: after a crash the next start finds an intact catalog.
+            # Logged first: after a crash, the next start finds an intact catalog and logs nothing.
             _report_rebuilt(problem, rebuilt)
             use_rebuilt(self.root, self._disk)
             catalog = Catalog(path, self._release_reserve)
@@ -536,7 +536,7 @@ class Store:
         return release_reserve(self._disk, self.root)
 
     def _finish_removals(self, deadline: float = math.inf) -> None:
-        """Removes the files of deleted streams; files left at the deadline are removed next time.
+        """Removes the files of deleted streams until the deadline; the next call removes the rest.
 
         So the removal of a large stream does not delay sealing and syncing of others.
         """
@@ -544,7 +544,7 @@ class Store:
         directories = self.catalog.removed_directories()
         if not directories:
             return
-        # A deletion may be stored and not applied yet. Until then the stream is read.
+        # A stored deletion may not be applied yet. Until then, clients read the stream.
         used = {stream.id for stream in list(self.streams.values())}
         for stream_id in directories:
             if not STREAM_ID.fullmatch(stream_id) or self.catalog.has_stream(stream_id):
@@ -580,14 +580,14 @@ class Store:
                 definition = self._read_definition(directory)
             except (OSError, DamagedDefinitionError):
                 if _is_unfinished_creation(directory):
-                    # The creation was not finished, and so not acknowledged.
+                    # The creation was not acknowledged.
                     shutil.rmtree(directory, ignore_errors=True)
                 else:
                     logger.error("%s is not in the catalog and has no definition", directory)
                 continue
             if definition.name in known_names:
                 logger.error(
-                    "%s is not in the catalog, and another stream is named %r: it is ignored",
+                    "%s is not in the catalog and is ignored: another stream is named %r",
                     directory,
                     definition.name,
                 )
@@ -609,7 +609,7 @@ class Store:
             )
 
     def _keep_damaged_rows(self, catalog: Catalog, remaining: RemainingRows) -> None:
-        """Keeps streams whose definition is lost, in the catalog and beside their segments.
+        """Keeps streams that have lost their definition in the catalog and beside their segments.
 
         They are unreadable until they are deleted or their definition is restored.
         """
@@ -649,7 +649,7 @@ class Store:
                     self.request_work,
                     first=row.reserved,
                 )
-                # The background reserves numbers before the first append needs them.
+                # The background thread reserves numbers before the first append needs them.
                 self.request_work()
             else:
                 if not directory.is_dir():
@@ -772,7 +772,7 @@ def _lock_root(root: Path) -> int:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError:
-            # A program that checks for a running broker holds the lock for a moment.
+            # A program that checks for a running broker holds the lock briefly.
             time.sleep(_LOCK_PAUSE_SECONDS)
     else:
         owner = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
@@ -781,7 +781,7 @@ def _lock_root(root: Path) -> int:
             f"another broker (process {owner or 'unknown'}) serves {root}: "
             "stop it, or choose another root with --root"
         )
-    # The process id is only information, so an error on a full disk is ignored.
+    # The process id is informational, so an error on a full disk is ignored.
     with contextlib.suppress(OSError):
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)

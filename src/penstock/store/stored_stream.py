@@ -1,4 +1,4 @@
-"""A stored stream, and changes of its definition and of the progress of its exports."""
+"""A stored stream, and changes of its definition and of its export progress."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class StoredStream:
         self.progress = progress_of(definition, progress)
 
     def exported_end(self) -> int:
-        """The end of the messages that no enabled export still needs; 0 without exports."""
+        """The end of the messages that all enabled exports have exported; 0 without exports."""
         return min(
             (
                 max(
@@ -82,7 +82,7 @@ class DefinitionStore(Protocol):
 class DefinitionChange(ABC):
     """The creation, update or deletion of one stream.
 
-    The event loop plans and applies it. A thread runs the steps between, which wait for the disk.
+    The event loop plans and applies it. A thread runs the other steps, which wait for the disk.
     Until `apply`, reads and appends use the old definition. A stream has at most one change at a
     time.
     """
@@ -106,7 +106,7 @@ class DefinitionChange(ABC):
         """Changes the catalog, inside a transaction."""
 
     def undo(self) -> None:  # noqa: B027
-        """Removes the prepared files, after the change could not be stored."""
+        """Removes the prepared files if the change could not be stored."""
 
     @abstractmethod
     def apply(self) -> None:
@@ -140,7 +140,7 @@ class Creation(DefinitionChange):
 
     def sync(self) -> None:
         if isinstance(self._log, FileLog):
-            # After this, a stream without an active segment has lost it.
+            # From now on, a missing active segment is damage.
             context = self._store.log_context(self.stream_id, self._definition.name)
             context.disk.sync_directory(context.directory)
             context.disk.sync_directory(context.directory.parent)
@@ -257,7 +257,7 @@ class ProgressChange:
 
     @classmethod
     def merge(cls, changes: Sequence[Self]) -> Self:
-        """Merges one or more changes into one with the same effect."""
+        """Merges changes into a single one with the same effect."""
         # The last change of each export counts.
         latest = {
             (stream.id, export.identifier, export.export_id): (stream, export)

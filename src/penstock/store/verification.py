@@ -54,7 +54,7 @@ from penstock.store.segment_check import (
 
 # Bounds the memory for a stream in which every other message is damaged.
 _MAX_RANGES = 1000
-# The pause before apparent damage is checked again beside a running broker, and how often.
+# Beside a running broker, apparent damage is checked again after a pause, this many times.
 _CONFIRM_PAUSE_SECONDS = 0.5
 _CONFIRMATIONS = 2
 
@@ -79,7 +79,7 @@ class DamagedRange(MessageRange, frozen=True, rename="camel"):
 
 
 class DamagedFile(msgspec.Struct, frozen=True, rename="camel"):
-    """Another finding about a file of the root."""
+    """A finding about a file of the root that is not about messages."""
 
     file: str
     reason: str
@@ -148,17 +148,20 @@ class StreamCheck(NamedTuple):
     snapshot: StreamSnapshot
     definition: MessageStreamDefinition | None
     segments: Sequence[SegmentCheck]
-    # Findings about the catalog and the directory; segments have their own.
+    # Findings about the catalog and the directory; `segments` have the others.
     other_problems: Sequence[DamagedFile]
     other_notes: Sequence[DamagedFile]
 
     @property
     def problems(self) -> list[DamagedFile]:
-        return [*self.other_problems, *(each for one in self.segments for each in one.problems)]
+        return [
+            *self.other_problems,
+            *(each for segment in self.segments for each in segment.problems),
+        ]
 
     @property
     def notes(self) -> list[DamagedFile]:
-        return [*self.other_notes, *(each for one in self.segments for each in one.notes)]
+        return [*self.other_notes, *(each for segment in self.segments for each in segment.notes)]
 
 
 class _PlannedSegment(NamedTuple):
@@ -175,7 +178,7 @@ class _PlannedSegment(NamedTuple):
 
 
 class Verification:
-    """Checks one root: `run` checks everything, `streams` gives the streams one by one."""
+    """Checks one root: `run` checks everything, `streams` yields the streams one by one."""
 
     def __init__(
         self,
@@ -297,7 +300,7 @@ class Verification:
                 )
 
     def _check_and_confirm(self, stream_id: str) -> StreamCheck | None:
-        """Checks a stream, repeatedly beside a running broker; None if it has been deleted."""
+        """Checks a stream, and beside a running broker repeats it on damage; None if deleted."""
         intact: dict[int, SegmentCheck] = {}
         try:
             assert self._catalog is not None
@@ -544,9 +547,9 @@ class Verification:
             if last.first < required:
                 spans.append(last._replace(end=required))
         if torn:
-            place = self._relative(index_path(directory, first))
+            file = self._relative(index_path(directory, first))
             notes.append(
-                DamagedFile(place, f"{torn} messages at its end were not written completely")
+                DamagedFile(file, f"{torn} messages at its end were not written completely")
             )
         problems = []
         end = spans[-1].end if spans else first
@@ -575,7 +578,7 @@ class Verification:
             self.report.problems.append(DamagedFile("streams", "directory is missing"))
             return []
         if found and is_served(self._root):
-            # The broker may have just created or deleted them.
+            # The broker may have created or deleted these streams just now.
             self._pause(_CONFIRM_PAUSE_SECONDS)
             with suppress(OSError, sqlite3.Error):
                 catalog = self._reopen_catalog()
@@ -585,21 +588,21 @@ class Verification:
 
     def _check_unlisted(self, directory: Path) -> StreamCheck | None:
         """Checks a directory without a catalog row; None if it has no selected stream."""
-        place = self._relative(directory)
+        relative = self._relative(directory)
         notes: list[DamagedFile] = []
         files = self._list_files(directory, notes)
         paths = [path for paths in files.values() for path in paths]
-        name = place
+        name = relative
         with suppress(OSError, DamagedDefinitionError):
             name = decode_definition((directory / DEFINITION_FILE).read_bytes()).name
         if not self._is_selected(name):
             return None
         if not any(map(_size_of, paths)) and not (directory / DEFINITION_FILE).exists():
             # The creation was not finished.
-            self.report.notes.append(DamagedFile(place, "empty, and not in the catalog"))
+            self.report.notes.append(DamagedFile(relative, "empty, and not in the catalog"))
             return None
         if not any(problem.file == CATALOG_FILE for problem in self.report.problems):
-            self.report.problems.append(DamagedFile(place, "not in the catalog"))
+            self.report.problems.append(DamagedFile(relative, "not in the catalog"))
         row = StreamRow(directory.name, name, b"", min(files, default=0), 0)
         return self._check_stream(StreamSnapshot(row, (), None, 0), {})
 

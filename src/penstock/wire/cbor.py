@@ -1,8 +1,8 @@
 """CBOR as this protocol uses it: maps, arrays, texts, byte strings, numbers, booleans.
 
-The bytes are untrusted, so that their structure is checked before the library decodes them. Tags
-are rejected, because they construct dates, regular expressions and shared references. Also
-rejected: deep nesting, more items than any request needs, truncated and trailing bytes.
+The bytes are untrusted, so their structure is checked before the library decodes them. Tags are
+rejected, because they construct dates, regular expressions and shared references. Deep nesting, too
+many items, and truncated or trailing bytes are also rejected.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ import cbor2
 
 MAX_DEPTH = 16
 MAX_ITEMS = 100_000
-# For large byte strings the library takes 20 times as long as a copy.
+# Larger byte strings are copied: the library takes 20 times as long.
 _LARGE_BYTES = 4096
-# With more fields the library is faster.
+# For maps with more fields the library is faster.
 _MAX_FLAT_FIELDS = 32
 
 _UNSIGNED, _NEGATIVE, _BYTES, _TEXT, _ARRAY, _MAP, _TAG, _SIMPLE = range(8)
@@ -127,9 +127,9 @@ def _load_flat(data: bytes) -> dict[str, Any] | None:
 
 
 def peek_request_id(data: bytes) -> str | None:
-    """Returns the request id of a map that may be truncated or malformed after it.
+    """Returns the request id of a map whose other fields may be truncated or malformed.
 
-    All clients send the id first, so that most malformed requests can be answered.
+    All clients send the id first, so most malformed requests can be answered.
     """
     if not data or data[0] >> 5 != _MAP:
         return None
@@ -184,7 +184,7 @@ def _skip(data: bytes, position: int, depth: int, items_left: list[int]) -> int:
         if position + length > len(data):
             raise MalformedError("truncated")
         return position + length
-    # Each item has at least one byte, so that a larger count is rejected without a loop.
+    # Each item has at least one byte, so a larger count is rejected without a loop.
     count = length if major == _ARRAY else 2 * length
     if count > len(data) - position:
         raise MalformedError("truncated")
@@ -192,7 +192,7 @@ def _skip(data: bytes, position: int, depth: int, items_left: list[int]) -> int:
 
 
 def _skip_items(data: bytes, position: int, count: int, depth: int, items_left: list[int]) -> int:
-    """Returns the position after `count` items. A table has the sizes of the common small ones."""
+    """Returns the position after `count` items. A table has the sizes of small ones."""
     end = len(data)
     small = 0
     for _ in range(count):

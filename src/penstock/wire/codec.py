@@ -28,11 +28,11 @@ _LARGE_OPERATIONS = frozenset((Operation.AppendMessage, Operation.AppendMessages
 
 
 class UnreadableRequestError(Exception):
-    """A frame without a readable request id, so that it cannot be answered."""
+    """A frame without a readable request id, which cannot be answered."""
 
 
 def decode_request(operation: int, body: bytes, requests: Requests) -> Request:
-    """Decodes a frame to one of `requests`; errors have the request's id."""
+    """Decodes a frame to one of `requests`; errors contain the request id."""
     try:
         if len(body) > MAX_CONTROL_BYTES and operation not in _LARGE_OPERATIONS:
             raise cbor.MalformedError(
@@ -131,7 +131,7 @@ def _encode_append_response(request_id: bytes, sequence_number: int) -> bytes:
 def _encode_equal_append_responses(
     request_ids: Sequence[bytes], id_size: int, first_sequence_number: int
 ) -> bytes:
-    """Encodes the same bytes faster, for ids of one size."""
+    """Like `_encode_append_response` for each id, but faster; all ids have one size."""
     size = len(_APPEND_HEAD) + id_size + len(_APPEND_TAIL) + 5
     head = HEADER.pack(size + 1, Operation.AppendMessageResponse) + _APPEND_HEAD
     tail = _APPEND_TAIL + b"\x1a"

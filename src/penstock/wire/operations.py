@@ -1,4 +1,4 @@
-"""Operation numbers: up to 17 those of Stream Manager, from 64 on Penstock's extensions."""
+"""Operation numbers: 0 to 17 from Stream Manager, 64 and above for Penstock's extensions."""
 
 from __future__ import annotations
 

@@ -5,7 +5,7 @@
 
 Appends are the hot path. Consecutive appends to one stream become one `AppendRun`. Their ids and
 payloads are cut out of the buffer without decoding: the other bytes of each frame are compared
-with those of the frame before.
+with the previous frame.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from penstock.wire.cbor import peek_request_id
 from penstock.wire.frames import CONNECT_VERSION, LENGTH, MAX_FRAME_BYTES
 from penstock.wire.operations import RESPONSE_TO, Operation
 
-# Much more than a handshake needs. The limit is low because the client is not authenticated yet.
+# More than a handshake needs. The limit is low because the client is not authenticated yet.
 MAX_CONNECT_FRAME_BYTES = 64 * 1024
-# Frames above this are collected piece by piece instead of being joined to the buffer.
+# Larger frames are collected in pieces, instead of being joined to the buffer.
 _LARGE_FRAME_BYTES = 256 * 1024
-# Smaller pieces are joined, otherwise their objects would take more memory than their bytes.
+# Smaller pieces are joined, because their objects would take more memory than their bytes.
 _PIECE_BYTES = 16 * 1024
 # Max bytes of a rejected frame that are read to find its request id.
 _PEEK_BYTES = 512
 _MAX_SHAPES = 128
 
-# An enum member takes longer to look up.
+# Looking up a member of an enum is slow.
 _APPEND = int(Operation.AppendMessage)
 
 _is_name = re.compile(NAME_PATTERN).match
-# The bytes that a request id may have: those of a name.
+# The bytes allowed in a request id, as in a name.
 _ID_BYTES = bytes(byte for byte in range(128) if _is_name(chr(byte)))
 _INVALID = 0
 _ID_TABLE = bytes(byte if byte in _ID_BYTES else _INVALID for byte in range(256))
@@ -59,9 +59,9 @@ class AppendRun(msgspec.Struct, frozen=True):
 
 
 class Violation(NamedTuple):
-    """The peer violated the protocol. Its further bytes are ignored.
+    """A violation of the protocol by the peer, whose further bytes are ignored.
 
-    `request_id` is None if it is not readable, and then there is no answer.
+    Without a readable `request_id` there is no answer.
     """
 
     reason: str
@@ -232,7 +232,7 @@ class ServerProtocol:
         return Violation(reason, status, operation, request_id)
 
     def _cut_appends(self) -> AppendRun | None:
-        """Cuts out the append at the position and the appends after it; None for another shape."""
+        """Cuts out the append at the position and following appends; None for any other frame."""
         buffer, position, shapes = self._buffer, self._position, self._shapes
         size, limit = len(buffer), self._max_frame_bytes
         stream_name: str | None = None
@@ -268,7 +268,7 @@ class ServerProtocol:
         if stream_name is None:
             return None
         if not _are_valid_ids(request_ids):
-            # The general decoder handles all further appends of this connection. To retry after
+            # The general decoder handles all further appends of this connection. A retry after
             # each invalid id would take time quadratic in the size of the buffer.
             self._cuts_appends = False
             return None
@@ -378,7 +378,7 @@ def _length_bytes(joined: bytes, request_ids: list[bytes]) -> bytes:
 
 
 def _text_bounds(buffer: bytes, start: int) -> tuple[int, int]:
-    """Returns the positions of the first byte and the end of a text of 1 to 255 bytes, or 0."""
+    """Returns the start and the end of a text of 1 to 255 bytes; zeros for other items."""
     head = buffer[start]
     if 0x60 < head < 0x78:
         return start + 1, start + 1 + head - 0x60
@@ -388,7 +388,7 @@ def _text_bounds(buffer: bytes, start: int) -> tuple[int, int]:
 
 
 def _bytes_bounds(buffer: bytes, start: int) -> tuple[int, int]:
-    """Returns the position of the first byte of a byte string and its size, or 0."""
+    """Returns the start and the size of a byte string; zeros for other items."""
     info = buffer[start] - 0x40
     if 0 < info < 24:
         return start + 1, info

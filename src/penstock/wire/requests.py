@@ -93,7 +93,7 @@ class ReadColumnsRequest(Request):
     read_timeout_millis: ReadTimeoutMillis = 0
 
 
-# As long as a name can be. The event loop compiles the pattern.
+# The length limit of a name, because the event loop compiles the pattern.
 Pattern = Annotated[str, Meta(min_length=1, max_length=255)]
 
 
@@ -101,7 +101,7 @@ class WatchStreamsRequest(Request):
     """Lists the streams that match the patterns, with their oldest and next sequence numbers.
 
     The answer waits until a stream has a message at or above its number in `nextNumbers`, until a
-    stream without such a number matches, or until the timeout.
+    stream that is not in `nextNumbers` matches, or until the timeout.
     """
 
     operation = Operation.WatchStreams
@@ -113,7 +113,7 @@ class WatchStreamsRequest(Request):
 class LocateMessagesRequest(Request):
     """Locates the segments that hold [first, end), and the broker's root.
 
-    With `maxBytes` the answer has the number up to which the payloads fit these bytes.
+    With `maxBytes`, the answer has the end of the messages whose payloads fit these bytes.
     """
 
     operation = Operation.LocateMessages
@@ -140,7 +140,7 @@ class PlanExportsRequest(Request):
     """Leases work to a task of a pipeline, after its reports are processed.
 
     Leases in `holding` are renewed; the task's other leases end. The answer waits until work is
-    due, or until the timeout. With `max_slices` 0 it only says how much is due.
+    due, or until the timeout. With `max_slices` 0, it has only the number of due exports.
     """
 
     operation = Operation.PlanExports
@@ -154,7 +154,7 @@ class PlanExportsRequest(Request):
     reports: Annotated[list[DeliveryReport], Meta(max_length=4096)] = []
     max_slices: Annotated[int, Meta(ge=0, le=4096)] = 256
     max_bytes: Annotated[int, Meta(ge=0)] = 64 * 1024 * 1024
-    # Skips exports with larger numbers, which are less urgent.
+    # Skips exports with a larger priority number, which are less urgent.
     max_priority: Annotated[int, Meta(ge=1)] | None = None
     wait_millis: ReadTimeoutMillis = 0
     about: PipelineDescription | None = None
@@ -163,7 +163,7 @@ class PlanExportsRequest(Request):
 
 
 class CommitExportsRequest(Request):
-    """Reports deliveries. A late report is ignored without effect on the others."""
+    """Reports deliveries. A late report is ignored; the others are processed."""
 
     operation = Operation.CommitExports
     reports: Annotated[list[DeliveryReport], Meta(max_length=4096)]
@@ -172,7 +172,7 @@ class CommitExportsRequest(Request):
 class ReserveBandwidthRequest(Request):
     """Reserves bandwidth for bytes of a file; the answer waits until it is available.
 
-    With `size` 0 it only says whether the lease is still held.
+    With `size` 0, it has only the state of the lease.
     """
 
     operation = Operation.ReserveBandwidth
