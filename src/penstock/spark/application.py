@@ -74,7 +74,7 @@ class SparkApplication:
 
     def start(self) -> SparkContext:
         directory = Path(self._temporary.name)
-        _choose_java(os.environ, directory)
+        _configure_java(os.environ, directory)
         config = self._config
         is_local = self._master.startswith("local")
         if is_local:
@@ -114,7 +114,7 @@ def archive_classes() -> Path:
     """Archives the classes that an application loads, and returns the path of the archive."""
     archive = ClassArchive(os.environ, writes=True)
     with make_scratch() as scratch:
-        _choose_java(os.environ, Path(scratch))
+        _configure_java(os.environ, Path(scratch))
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         config = {**_PAGE_SETTINGS, **SparkPage().settings, "spark.local.dir": scratch}
         spark = start_context("penstock-classes", master="local[1]", config=config, archive=archive)
@@ -123,7 +123,7 @@ def archive_classes() -> Path:
         return archive.write()
 
 
-def _choose_java(environment: MutableMapping[str, str], scratch: Path) -> None:
+def _configure_java(environment: MutableMapping[str, str], scratch: Path) -> None:
     """Sets variables for a small JVM; settings of the user take precedence.
 
     All work is done in Python, so a larger heap and better compiled code have no effect.
@@ -187,7 +187,7 @@ def waits_for_cores(spark: SparkContext) -> bool:
 # Errors
 
 
-def is_java_gone(error: BaseException) -> bool:
+def has_java_ended(error: BaseException) -> bool:
     is_lost = isinstance(error, (Py4JError, ConnectionError))
     return is_lost and not isinstance(error, Py4JJavaError)
 
@@ -200,7 +200,7 @@ def describe_error(error: BaseException) -> str:
     if description.endswith("Traceback (most recent call last):"):
         # The Python error follows its traceback.
         description = next((line for line in lines[1:] if not line.startswith(" ")), description)
-    if (problem := find_unfit_python(error)) is not None:
+    if (problem := find_python_problem(error)) is not None:
         description = (
             f"{problem}: workers need the same version of Python as the driver, with the same "
             f"packages ({how_to_install('spark')}); set it with --conf spark.pyspark.python=PATH"
@@ -208,7 +208,7 @@ def describe_error(error: BaseException) -> str:
     return description[:500]
 
 
-def find_unfit_python(error: BaseException) -> str | None:
+def find_python_problem(error: BaseException) -> str | None:
     """Returns the reason why the Python of workers cannot run tasks, or None for other errors."""
     found = _PYTHON_PROBLEM.search(_text_of(error))
     return found[0].strip().rstrip(".") if found is not None else None

@@ -21,7 +21,7 @@ _LARGE_PART = 8 * _MEBIBYTE
 _QUICK_SECONDS = 3.0
 # Seconds before each retry of a part; then the upload fails.
 _PART_PAUSES = (0.1, 0.4)
-# A file that takes longer in one call is sent in parts, which can be continued after a stop.
+# A file that takes longer in one call is sent in parts, which can be resumed after a stop.
 _MAX_WHOLE_SECONDS = 30.0
 
 
@@ -48,7 +48,7 @@ def send_whole(
             raise TooSlowError
 
     body = Body(file, 0, file.size, check)
-    # A file that changed while it was read is not sent. Later changes do not match the digest.
+    # A file that changed while it was read is not sent. Later changes do not match the checksum.
     file.check()
     s3.put_object(upload, body, metadata)
     file.check()
@@ -60,7 +60,7 @@ def send_parts(
     s3: S3Calls,
     threads: int,
     stop: StopSignal,
-    # Waits until so many bytes may be sent; StoppedError if the upload is stopped.
+    # Waits until this many bytes may be sent; StoppedError if the upload is stopped.
     reserve: Callable[[int], None],
     # Called with the place of a part and its entry in the upload, when it has arrived.
     note_part: Callable[[int, str], None],
@@ -86,7 +86,7 @@ def send_parts(
         return
     began = time.monotonic()
     send(missing[0])
-    # On a slow line, parts that are sent in parallel take so long that none may arrive.
+    # On a slow line, parts that are sent in parallel may all time out.
     is_slow = time.monotonic() - began > _QUICK_SECONDS
     with ThreadPoolExecutor(1 if is_slow else threads, "penstock-part") as pool:
         sending = [pool.submit(send, place) for place in missing[1:]]
