@@ -1,4 +1,4 @@
-"""A Spark application without Spark SQL, in a small JVM that leaves no files behind."""
+"""A Spark application without Spark SQL, in a small JVM whose files are removed at the end."""
 
 from __future__ import annotations
 
@@ -131,7 +131,7 @@ def _configure_java(environment: MutableMapping[str, str], scratch: Path) -> Non
     environment.setdefault("SPARK_DRIVER_MEMORY", _HEAP)
     # Java leaves unpacked libraries in this directory.
     defaults = f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{scratch}"'
-    # The last one of two equal options takes effect.
+    # If an option occurs twice, the last one takes effect.
     user_options = environment.get("SPARK_SUBMIT_OPTS", "")
     environment["SPARK_SUBMIT_OPTS"] = f"{defaults} {user_options}".rstrip()
 
@@ -149,7 +149,7 @@ def _preserve_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def _temporary_files_in(directory: Path) -> Iterator[None]:
-    """Sets the directory of temporary files, which PySpark leaves if it ends while Java starts."""
+    """Sets the directory of temporary files. PySpark leaves files if it ends while Java starts."""
     previous = tempfile.tempdir
     tempfile.tempdir = str(directory)
     try:

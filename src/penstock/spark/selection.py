@@ -11,7 +11,7 @@ from penstock.errors import ResourceNotFoundException, SettingError
 from penstock.model.limits import INT64_MAX
 from penstock.model.storage import StreamPosition
 
-# No name of a stream has these characters.
+# Names of streams cannot have these characters.
 _WILDCARDS = frozenset("*?[")
 
 _NUMBER = re.compile("[0-9]{1,19}")

@@ -84,7 +84,7 @@ def register(spark: SparkSession) -> None:
     """Registers format("penstock") in a session; repeated calls have no effect."""
     from penstock.spark.source import SCHEMA, PenstockDataSource
 
-    # Spark warns if a source is replaced. Settings have the lifetime of the session, as sources do.
+    # Spark warns if a source is replaced. The setting lives as long as the source: in the session.
     if spark.conf.get(_REGISTERED, None) is None:
         if SparkSession.getActiveSession() is not spark:
             # Sources are registered in the active session; this makes it the active one.
@@ -165,7 +165,8 @@ def _start_java(requested: dict[str, str], archive: ClassArchive | None = None) 
 def _choose_python(settings: SparkConf, environment: MutableMapping[str, str]) -> None:
     """Sets the variable that names the Python of workers.
 
-    PySpark ignores the setting, which overrides the variable in spark-submit, and here.
+    PySpark ignores the setting `spark.pyspark.python`. As in spark-submit, it overrides the
+    variable.
     """
     python = settings.get("spark.pyspark.python", "")
     if python:
@@ -192,7 +193,7 @@ def _variables_for_java(
         options.append(f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}")
     if archive is not None:
         options += archive.options(java_home)
-    # The last one of two equal options takes effect.
+    # If an option occurs twice, the last one takes effect.
     options.append(environment.get("SPARK_SUBMIT_OPTS", ""))
     variables["SPARK_SUBMIT_OPTS"] = " ".join(options)
     return variables

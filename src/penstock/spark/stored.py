@@ -141,7 +141,7 @@ def _find_intact(stored: StoredMessages) -> Mask:
     """Returns a mask of the messages whose own checksums match."""
     times = stored.entries["ingest_time"]
     seeds = ((times ^ (times >> 32)) & 0xFFFFFFFF).tolist()
-    # 64 bits wide, because a damaged end may be anywhere, even below 0.
+    # 64 bits wide, because a damaged end may be any number, even a negative one.
     ends = stored.entries["end"].astype(np.int64) - stored.position
     begins = np.concatenate(([stored.start], ends[:-1]))
     view = memoryview(stored.payloads)
