@@ -80,7 +80,7 @@ class Authorizer:
         if not self._is_local(request):
             raise HTTPException(401, f"a token is needed: {_HINT}")
         if not self._settings.authenticate_client:
-            # Programs on this machine may do everything. Pages of other origins may not.
+            # Programs on this machine have full access. `_is_local` rejects other origins.
             return _permissions(FULL_ACCESS, role=None)
         allowed = self._settings.http_loopback_access
         if allowed is LoopbackAccess.NONE:

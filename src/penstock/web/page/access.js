@@ -61,7 +61,7 @@ export function accessPage(error, done) {
   const { form, update } = tokenForm("token-of-page", done);
   update();
   const reason = readToken()
-    ? "The broker does not know this token."
+    ? "The broker rejected this token."
     : "This broker shows the dashboard only with a token.";
   return element(
     "section",
@@ -122,6 +122,6 @@ function roleSentence(access) {
 }
 
 export function needsAdmin(access, action) {
-  const own = access.role === null ? "" : `; yours has the role ${access.role}`;
+  const own = access.role === null ? "" : `; your token has the role ${access.role}`;
   return `${action} needs a token with the role admin${own}.`;
 }
