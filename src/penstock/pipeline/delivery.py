@@ -190,7 +190,7 @@ class MessageDelivery:
         start = 0
         limit = max_limit = self._destination.max_messages or len(places)
         # The end of a refused call, if its invalid message is not found yet.
-        suspects_end = 0
+        refused_end = 0
         while start < len(places):
             if (
                 self._stop.is_set
@@ -198,8 +198,8 @@ class MessageDelivery:
                 or self._progress.skipped_count >= MAX_SKIPPED_PER_DELIVERY
             ):
                 return False
-            suspects = suspects_end - start
-            taken = places[start : start + ((suspects + 1) // 2 if suspects > 0 else limit)]
+            unchecked = refused_end - start
+            taken = places[start : start + ((unchecked + 1) // 2 if unchecked > 0 else limit)]
             call = self._destination.prepare(self._messages.pick(taken))
             taken = taken[: call.message_count]
             answer: CallResult | None = CallResult()
@@ -209,12 +209,12 @@ class MessageDelivery:
                 answer = self._send(call)
             failed: list[int] = []
             if answer is None:
-                suspects_end, limit = start + call.message_count, 1
+                refused_end, limit = start + call.message_count, 1
             else:
                 failed = self._note_result(taken, call, answer)
                 start += call.message_count
                 # Invalid messages are often close to each other: calls grow slowly.
-                if start >= suspects_end:
+                if start >= refused_end:
                     limit = min(2 * limit, max_limit)
             if call.numbers:
                 self._on_progress()

@@ -222,7 +222,7 @@ class PipelineDriver:
             self._watch(spark, watch, ready)
             self._finish(watch)
         except SPARK_ERRORS as error:
-            # A stop may end Java as well.
+            # A stop may also end Java.
             if not self._stops.is_set():
                 raise PipelineFailedError(_explain(error)) from None
         finally:
@@ -261,7 +261,7 @@ class PipelineDriver:
         return len(self._threads) < max(spark.defaultParallelism, 1)
 
     def _restart_ended(self, spark: SparkContext, *, is_broker_available: bool) -> None:
-        """Removes tasks that have ended, and keeps one running."""
+        """Removes tasks that have ended, and starts a task if none is left."""
         for thread in [each for each in self._threads if not each.is_alive]:
             self._threads.remove(thread)
             if thread.error is not None:

@@ -175,7 +175,7 @@ class Job:
     def _report_progress(self) -> None:
         """Reports about once a second, so that little is repeated after a crash."""
         is_due = time.monotonic() - self._reported_at >= _REPORT_SECONDS
-        # Other threads of the delivery continue while one reports.
+        # Other threads of the delivery continue while one thread reports.
         if not is_due or not self._reporting.acquire(blocking=False):
             return
         try:

@@ -109,7 +109,7 @@ class ResidentTask:
         self._reports: list[DeliveryReport] = []
         # The next request waits for reports.
         self._is_gathering = False
-        # Reports have a connection of their own, because requests for work wait for seconds.
+        # Reports have their own connection, because requests for work wait for seconds.
         self._client: InternalClient
         self._reporting: InternalClient
 
@@ -160,7 +160,7 @@ class ResidentTask:
             return any(now - job.began >= _SLOW_SECONDS for job in self._jobs.values())
 
     def _gather_reports(self, *, has_backlog: bool) -> None:
-        """Waits briefly until all jobs have ended, or with a backlog until one has ended."""
+        """Waits briefly until all jobs have ended, or with a backlog until a job has ended."""
         with self._condition:
             count = len(self._jobs)
             self._condition.wait_for(

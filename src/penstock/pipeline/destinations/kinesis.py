@@ -86,7 +86,7 @@ class KinesisDestination(Destination):
     def _fit(
         self, numbers: Iterable[int], records: Iterable[_Record]
     ) -> tuple[dict[int, _Record], dict[int, str]]:
-        """The first records, as many as fit in a call, and the reasons to skip oversized ones."""
+        """The first records, as many as fit in a call, and the reasons to skip others."""
         fitting: dict[int, _Record] = {}
         skipped: dict[int, str] = {}
         room = self._max_call_bytes

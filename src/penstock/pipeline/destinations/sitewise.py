@@ -36,7 +36,7 @@ from penstock.pipeline.destinations.destination import (
 _SERVICE = "iotsitewise"
 _OPERATION = "BatchPutAssetPropertyValue"
 _MAX_ENTRIES = 10
-# Limits the calls within one `send`, because all of them are repeated after a crash.
+# Limits the calls within one `send`, because a crash repeats all these calls.
 _MAX_MESSAGE_ENTRIES = 200
 
 # An entry with one of these errors is never accepted. All other errors may be temporary, or the
@@ -111,7 +111,7 @@ class SiteWiseDestination(Destination):
     def prepare(self, messages: Messages) -> DestinationCall:
         skipped: dict[int, str] = {}
         numbers: list[int] = []
-        # The entries of each API call. Several API calls have entries of one message only.
+        # The entries of each API call. Several API calls have entries of a single message.
         batches: list[list[_Entry]] = []
         for number, payload in zip(messages.numbers, messages.payloads, strict=True):
             entries = self._entries.get(number) or _read_entries(payload)
@@ -188,7 +188,7 @@ def _describe(entries: Sequence[_Entry]) -> str:
 
 
 def _read_entries(payload: bytes) -> list[_Entry]:
-    """The entries of a message; invalid ones are refused at once."""
+    """The entries of a message; invalid entries are refused at once."""
     try:
         found = _split(payload)
     except ValueError as error:

@@ -211,7 +211,7 @@ def _check_kind(status: os.stat_result) -> None:
 
 
 def _inodes_in(root: str) -> Iterator[int]:
-    """The inodes of the broker's files, except those of channels."""
+    """The inodes of the broker's files, except channel files."""
     channels = str(Path(root, CHANNELS_DIRECTORY))
     directories = [root]
     while directories:
@@ -225,7 +225,7 @@ def _inodes_in(root: str) -> Iterator[int]:
 
 
 def delete_files(files: Iterable[UploadedFile], directories: Sequence[str]) -> None:
-    """Deletes uploaded files that have not changed since; logs a warning for the others."""
+    """Deletes uploaded files that have not changed since; logs a warning for other files."""
     allowed = AllowedDirectories(directories, root=None)
     for uploaded in files:
         try:

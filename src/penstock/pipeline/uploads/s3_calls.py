@@ -151,7 +151,7 @@ class S3Calls:
                     self._call("abort_multipart_upload", upload, **fields)
 
     def _find_ids(self, upload: Upload) -> list[str]:
-        """The uploads of the same key that S3 created when this one began."""
+        """The uploads with the key of `upload` that S3 created when `upload` began."""
         answer = self._call("list_multipart_uploads", upload, Prefix=upload.key)
         # By the clock of S3, because the clock of this machine may be wrong.
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")

@@ -139,7 +139,7 @@ class TaskDelivery:
                 self._attempt(place)
         except Exception as error:
             with self._lock:
-                # Tasks are carried out in order: no task begins after a failed one.
+                # Tasks are carried out in order: no task begins after a failed task.
                 self._pending_places = iter(())
                 if isinstance(error, UnavailableError):
                     self._error, self._pause = str(error), error.retry_after or 0.0

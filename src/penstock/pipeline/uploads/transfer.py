@@ -17,7 +17,7 @@ _MAX_PARTS = 10_000
 # Larger parts need fewer calls. The AWS SDKs use the same sizes.
 _LARGE_FILE = 100 * _MEBIBYTE
 _LARGE_PART = 8 * _MEBIBYTE
-# If the first part takes longer, the others are sent one at a time.
+# If the first part takes longer, the other parts are sent one at a time.
 _QUICK_SECONDS = 3.0
 # Seconds before each retry of a part; then the upload fails.
 _PART_PAUSES = (0.1, 0.4)
@@ -39,7 +39,7 @@ def choose_part_size(size: int, min_size: int) -> int:
 def send_whole(
     file: InputFile, upload: Upload, metadata: Mapping[str, str], s3: S3Calls, stop: StopSignal
 ) -> None:
-    """Sends a file in one call. Raises InputFileError if the file has changed meanwhile."""
+    """Sends a file in one call. Raises InputFileError if the file changed during the call."""
     began = time.monotonic()
 
     def check() -> None:
@@ -65,7 +65,7 @@ def send_parts(
     # Called with the place of a part and its entry in the upload, when it has arrived.
     note_part: Callable[[int, str], None],
 ) -> None:
-    """Sends the missing parts of an upload. Raises UnavailableError if one did not arrive."""
+    """Sends the missing parts of an upload. Raises UnavailableError if a part did not arrive."""
 
     def send(place: int) -> None:
         start = place * upload.part_size
