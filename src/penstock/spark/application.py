@@ -138,7 +138,7 @@ def _configure_java(environment: MutableMapping[str, str], scratch: Path) -> Non
 
 @contextmanager
 def _preserve_interrupt_handler() -> Iterator[None]:
-    """Restores the handler of SIGINT, which Spark replaces by one that cancels jobs."""
+    """Restores the handler of SIGINT, which Spark replaces by a handler that cancels jobs."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield

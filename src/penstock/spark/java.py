@@ -116,7 +116,7 @@ def _run(executable: Path, *arguments: str) -> tuple[bool, str]:
 def java_home_for_spark(java_home: Path, environment: Mapping[str, str]) -> Path:
     """Returns a copy of a Java home. Its `java` drops flags that make this Java fail or warn.
 
-    It is in the user's cache directory, or is temporary if that is not writable.
+    The copy is in the user's cache directory, or temporary if the cache is not writable.
     """
     release = java_home / "release"
     # An update of Java in the same directory changes the release file.

@@ -35,7 +35,7 @@ from penstock.errors import SettingError
 _KEYS = (StringType, NumericType, DateType, TimestampType, TimestampNTZType)
 _VALUES = (*_KEYS, BinaryType, BooleanType, DayTimeIntervalType, NullType, TimeType)
 
-# Converts a value from Arrow into one that msgspec encodes; None if no conversion is necessary.
+# Converts a value from Arrow for msgspec; None if no conversion is necessary.
 Conversion: TypeAlias = Callable[[Any], Any] | None
 
 

@@ -41,7 +41,7 @@ def read_task(task: ReadTask, *, via: Via, fails_on_loss: bool) -> Iterator[pa.R
 
 
 class PieceReader:
-    """Reads the pieces of one task; connects only if one of them needs it."""
+    """Reads the pieces of one task; connects to the broker only if a piece has no usable files."""
 
     def __init__(self, place: Place, *, via: Via, fails_on_loss: bool) -> None:
         self._place = place
