@@ -20,7 +20,7 @@ _HINT = "send `Authorization: Bearer` and a token; `penstock env` prints one"
 
 
 class Permissions(NamedTuple):
-    """The streams that a request may see, and what it may do with them."""
+    """The streams that a request may see, and the operations that it may perform."""
 
     access: Access
     # None without a token.

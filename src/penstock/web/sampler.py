@@ -79,12 +79,12 @@ class SharedAnswers:
 
     async def get(self, key: Hashable, write: Callable[[Statistics], Awaitable[bytes]]) -> bytes:
         """Returns an answer. Concurrent requests with the same key share it."""
-        arrived_after = self._samples
+        earlier_samples = self._samples
         self._requests += 1
         try:
             async with self._writing:
                 answer = self._answers.get(key)
-                if answer is None or answer.sample <= arrived_after:
+                if answer is None or answer.sample <= earlier_samples:
                     answer = await self._write(write)
                     self._answers[key] = answer
                 return answer.text

@@ -1,5 +1,5 @@
-// The forms for a token: a page if the broker requires a token for everything, a dialog if only a
-// single action needs one.
+// The forms for a token: a page if the broker requires a token for everything, a dialog if a
+// single action needs a token.
 
 import { element, setHidden, setText } from "./dom.js";
 import { readToken, storeToken } from "./token.js";
@@ -67,7 +67,7 @@ export function accessPage(error, done) {
     "section",
     { class: "panel access", "data-testid": "access" },
     element("h1", { tabindex: "-1" }, "Token required"),
-    // The broker's message says what the token does not allow.
+    // The broker's message names the operation that the token does not allow.
     element("p", {}, error.status === 401 ? reason : error.message),
     tokenHelp(null),
     form,
