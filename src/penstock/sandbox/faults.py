@@ -57,7 +57,7 @@ class Fault(
 
     @property
     def key(self) -> tuple[str, str | None, str | None]:
-        """Identifies a fault: a new fault replaces the active one with the same key."""
+        """Identifies a fault: a new fault replaces the active fault with the same key."""
         return self.service, self.name, self.operation
 
     def matches(self, service: str, operation: str, names: Sequence[str]) -> bool:
