@@ -116,7 +116,7 @@ def run(queries: list[StreamingQuery]) -> None:
 
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Averages and alerts for a wind farm.")
-    parser.add_argument("--root", help="directory of the broker (default: that of any client)")
+    parser.add_argument("--root", help="directory of the broker (default: as for all clients)")
     parser.add_argument("--stream", default="turbine-*", help="names or patterns (%(default)s)")
     parser.add_argument("--output", default="wind-farm/averages", help="%(default)s")
     parser.add_argument("--checkpoints", default="wind-farm/checkpoints", help="%(default)s")

@@ -88,6 +88,6 @@ def test_connect_briefly_fails_fast_and_logs_nothing(
 def test_serve_command_uses_the_same_root() -> None:
     assert NOWHERE.serve_command == "penstock serve"
     assert NOWHERE._replace(root="/my root").serve_command == "penstock serve --root '/my root'"
-    assert NOWHERE.is_here
-    assert NOWHERE._replace(host="localhost").is_here
-    assert not NOWHERE._replace(host="edge-7.example.com").is_here
+    assert NOWHERE.is_local
+    assert NOWHERE._replace(host="localhost").is_local
+    assert not NOWHERE._replace(host="edge-7.example.com").is_local

@@ -547,7 +547,7 @@ def test_no_message_is_lost_when_java_and_the_broker_are_killed_at_once(
     java.kill()
     broker.kill()
     assert pipeline.wait_for_end() == 1
-    assert pipeline.log.splitlines()[-1] == "penstock: Spark ended: its Java is gone"
+    assert pipeline.log.splitlines()[-1] == "penstock: Spark ended: its Java process has ended"
     broker.start()
     pipeline.start()
     backlog.check_all_arrive(exported)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.spark.application import _choose_java, describe_error
+from penstock.spark.application import _configure_java, describe_error
 
 REMEDY = (
     "workers need the same version of Python as the driver, with the same packages "
@@ -57,11 +57,11 @@ def test_spark_errors_are_described_in_one_line(text: str, line: str) -> None:
 
 def test_user_settings_override_defaults_for_java() -> None:
     environment = {"SPARK_SUBMIT_OPTS": "-XX:+UseG1GC"}
-    _choose_java(environment, Path("/some where"))
+    _configure_java(environment, Path("/some where"))
     assert environment["SPARK_DRIVER_MEMORY"] == "512m"
     assert '-Djava.io.tmpdir="/some where"' in environment["SPARK_SUBMIT_OPTS"]
     # The last one of two equal options takes effect.
     assert environment["SPARK_SUBMIT_OPTS"].endswith("-XX:+UseG1GC")
     environment["SPARK_DRIVER_MEMORY"] = "2g"
-    _choose_java(environment, Path("/some where"))
+    _configure_java(environment, Path("/some where"))
     assert environment["SPARK_DRIVER_MEMORY"] == "2g"

@@ -11,7 +11,7 @@ from penstock.errors import ResourceNotFoundException, SettingError
 from penstock.spark.channels import (
     ChannelReader,
     ChannelTask,
-    Part,
+    PartFile,
     find_channels,
     list_parts,
     plan_tasks,
@@ -43,7 +43,7 @@ def test_directory_comes_from_options_environment_or_configuration(
 
 
 def test_unknown_channel_is_an_error_that_lists_existing_channels(tmp_path: Path) -> None:
-    with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* it has no channels"):
+    with pytest.raises(ResourceNotFoundException, match=r"no channel farm .* set option channels"):
         list_parts(tmp_path / "channels", "farm")
     for name in ("wind", "rain"):
         fill(tmp_path, name, 0, 1)
@@ -76,7 +76,7 @@ def test_files_are_listed_by_date_without_unfinished_files(tmp_path: Path) -> No
     ],
 )
 def test_small_files_share_a_task(sizes: list[int], min_partitions: int, tasks: int) -> None:
-    parts = [Part(str(place), size) for place, size in enumerate(sizes)]
+    parts = [PartFile(str(place), size) for place, size in enumerate(sizes)]
     planned = plan_tasks(parts, min_partitions, cores=2)
     assert len(planned) == tasks
     assert [path for task in planned for path in task.paths] == [part.path for part in parts]

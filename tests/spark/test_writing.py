@@ -250,7 +250,7 @@ def test_payload_of_another_type_is_refused() -> None:
 
 
 def test_rows_without_a_stream_column_are_refused() -> None:
-    advice = "name the stream with option stream, or in such a column for each row"
+    advice = "set option stream, or name the stream of each row in this column"
 
     assert check_layout(StructType().add("payload", BinaryType())) == (
         f"there is no column stream (columns: payload): {advice}"

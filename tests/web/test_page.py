@@ -454,7 +454,7 @@ def test_admin_rewinds_an_export(site_page: Page, site_client: StreamManagerClie
 
     export.get_by_role("button", name="Rewind to-kinesis").click()
     dialog.get_by_label("Continue with message").fill("7")
-    expect(effect).to_have_text("The stream has no message 7: the next one is 2.")
+    expect(effect).to_have_text("The stream has no message 7: the next message is 2.")
     dialog.get_by_role("button", name="Latest").click()
     expect(effect).to_have_text("2 messages are skipped.")
     page.keyboard.press("Escape")
@@ -487,7 +487,7 @@ def test_statistics_need_no_token_and_messages_ask_for_one(
 def test_unknown_token_opens_the_token_page(browser: Browser, dashboard: Dashboard) -> None:
     with open_page(browser, dashboard.link("made-up"), NO_TOKEN) as page:
         _heading(page, "Token required")
-        expect(page.get_by_text("The broker does not know this token.")).to_be_visible()
+        expect(page.get_by_text("The broker rejected this token.")).to_be_visible()
         expect(page.get_by_role("status").first).to_have_text("Token required")
         page.get_by_test_id("access").get_by_label("Token", exact=True).fill(dashboard.token)
         page.get_by_role("button", name="Use token").click()

@@ -73,7 +73,7 @@ class AppendTally:
         self.last = numbers[-1]
 
     def summary(self) -> str:
-        """The part of an error message that says how many messages are stored."""
+        """The part of an error message with the number of stored messages."""
         summary = f"{_number_of(self.count, 'message')} appended"
         if self._in_flight:
             summary += f", and up to {self._in_flight:,} more may have been"
@@ -128,7 +128,7 @@ def _number_of(count: int, thing: str) -> str:
     "--retry",
     is_flag=True,
     help="Retry messages whose answer was lost with the connection. They may be stored twice. "
-    "Without --retry the command fails, and says how many messages may have been stored.",
+    "Without --retry the command fails, and reports how many messages may have been stored.",
 )
 @click.option("-q", "--quiet", is_flag=True, help="Print nothing on success.")
 @json_option
@@ -194,7 +194,7 @@ def _summarizing(tally: AppendTally) -> Iterator[None]:
 
 
 def _create_if_missing(client: StreamManagerClient, stream: str) -> None:
-    # List first: a token that may append need not be allowed to create.
+    # Listed first: a token may allow appends, but not the creation of streams.
     if stream in client.list_streams():
         return
     definition = MessageStreamDefinition(

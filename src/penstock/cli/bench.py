@@ -22,7 +22,7 @@ from penstock.model import (
 )
 
 _MESSAGES_PER_READ = 1000
-# Appends of one message at a time are much slower: they get a tenth of the messages.
+# Single appends are much slower, so the benchmark appends only a tenth of the messages singly.
 _SINGLE_APPENDS_DIVISOR = 10
 
 

@@ -17,7 +17,7 @@ are for people and may change. This page is generated from the commands (`make d
 
 ## Choosing a broker
 
-A command that talks to a broker looks for it in this order, as the Python client does:
+Commands look for the broker in this order, as the Python client does:
 
 1. the options `--root`, `--host` and `--port`, or `--unix-socket`
 2. the environment variables

@@ -33,7 +33,7 @@ def complete_streams(
     param: click.Parameter,  # noqa: ARG001 - click passes it
     incomplete: str,
 ) -> list[str]:
-    """Names of streams, on the broker that the options before the cursor select."""
+    """Names of the streams of the broker that the options before the cursor select."""
     return _complete(ctx, incomplete, lambda client: client.list_streams())
 
 
@@ -64,9 +64,9 @@ def _complete(
         return []
 
 
-# Click's script for Bash has two defects. It splits `--root=DIR` into three words, as Bash does:
-# this script passes the line up to the cursor. And it inserts a name with a space as two words:
-# Readline quotes file names only, so this script declares such names to be file names.
+# Click's script for Bash has two defects. It splits `--root=DIR` into three words, as Bash does, so
+# this script passes the line up to the cursor. It also inserts a name with a space as two words.
+# Readline quotes only file names, so this script declares names with a space to be file names.
 _BASH = """\
 %(complete_func)s() {
     local IFS=$'\\n' line=${COMP_LINE:0:COMP_POINT} response completion value

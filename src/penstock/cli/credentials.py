@@ -127,7 +127,7 @@ def require_address(settings: Settings) -> Address:
 def tokens() -> None:
     """Create, list, rotate and revoke access tokens.
 
-    A token has a role and the streams that it is for. The roles and what they allow:
+    A token has a role and patterns of stream names. The roles allow these operations:
 
     \b
       admin     all operations
@@ -176,7 +176,7 @@ _LIFETIME = _Duration(min_millis=1000)
     "--role",
     type=click.Choice([role.value for role in Role]),
     required=True,
-    help="What the token allows; see `penstock tokens --help`.",
+    help="Role of the token; see `penstock tokens --help`.",
 )
 @click.option(
     "--stream",
@@ -184,7 +184,7 @@ _LIFETIME = _Duration(min_millis=1000)
     multiple=True,
     default=["*"],
     metavar="PATTERN",
-    help="Streams that the token is for, such as 'sensor-*'. May be repeated. By default all.",
+    help="Streams that the token allows, such as 'sensor-*'. May be repeated. By default all.",
 )
 @click.option(
     "--expires",
@@ -232,13 +232,13 @@ def create_token(
     default="1d",
     show_default=True,
     metavar="DURATION",
-    help="How long the old token stays valid; 0s ends it immediately.",
+    help="How long the old token stays valid; 0s revokes it at once.",
 )
 @click.option(
     "--expires",
     type=_LIFETIME,
     metavar="DURATION",
-    help="Lifetime of the new token. By default that of the old token.",
+    help="Lifetime of the new token. By default the lifetime of the old token.",
 )
 @root_option
 @json_option
@@ -346,7 +346,7 @@ def revoke_token(name: str, root: str | None, as_json: bool, config: Path | None
     if not is_removed:
         raise Failure(f"there is no token {name!r}", NOT_FOUND)
     if name == FIRST_TOKEN_ID:
-        # The next start would import it from this file again. Without the file it creates another.
+        # Otherwise the next start imports it again. Without the file the broker creates a token.
         (settings.root_path / TOKEN_FILE).unlink(missing_ok=True)
     if as_json:
         echo_json({"revoked": name})

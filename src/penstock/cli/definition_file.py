@@ -112,7 +112,7 @@ _PARSERS: dict[str, Callable[[str], Any]] = {
 
 
 def _to_wire_names(document: Any) -> dict[str, Any]:
-    """Converts names of fields and enum members to those of the wire."""
+    """Converts names of fields and enum members to names of the wire."""
     if not isinstance(document, dict):
         raise ValueError(  # noqa: TRY004 - the file is wrong, not the caller
             "expected the fields of a definition, such as name and max_size"

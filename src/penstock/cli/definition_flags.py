@@ -134,7 +134,7 @@ def _choice_option(flag: str, field: str, kind: Any, text: str) -> Callable[...,
 
 
 class _ShortName(click.Choice[str]):
-    """Accepts the names of the SDKs too, but shows the short names only."""
+    """Accepts the names of the SDKs too, but shows only the short names."""
 
     def __init__(self, members: Mapping[str, Enum]) -> None:
         super().__init__(list(members), case_sensitive=False)
@@ -170,7 +170,7 @@ _OPTIONS = (
         "--on-full",
         "strategy_on_full",
         StrategyOnFull,
-        "What a full stream does: reject new messages, or overwrite its oldest (new streams: "
+        "When the stream is full: reject new messages, or overwrite the oldest (new streams: "
         "overwrite).",
     ),
     _choice_option(

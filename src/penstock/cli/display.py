@@ -86,7 +86,7 @@ class Printer:
         self._output = output
 
     def print(self, messages: Iterable[Message]) -> None:
-        """Writes all messages. After an error in `messages`, writes those before it."""
+        """Writes all messages. After an error in `messages`, writes the messages before it."""
         render = self._render
         chunks: list[bytes] = []
         size = 0

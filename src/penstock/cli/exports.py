@@ -186,9 +186,9 @@ class Move(NamedTuple):
             return f"to {self.target}, where it was: messages in flight are sent again"
         direction = "back" if self.target < self.start else "forward"
         count = abs(self.sent_again - self.skipped)
-        what = "messages are" if count != 1 else "message is"
+        messages = "messages are" if count != 1 else "message is"
         effect = "not sent" if self.skipped else "sent again"
-        return f"from {self.start} {direction} to {self.target}: {count} {what} {effect}"
+        return f"from {self.start} {direction} to {self.target}: {count} {messages} {effect}"
 
 
 def _complete_to(
@@ -207,7 +207,7 @@ def _complete_to(
     required=True,
     metavar="NUMBER|TIME|earliest|latest",
     shell_complete=_complete_to,
-    help="The message to continue with: its sequence number, its time, or one of the two words.",
+    help="Sequence number or time of the message to continue with, earliest or latest.",
 )
 @click.option("--dry-run", is_flag=True, help="Print the effect, and change nothing.")
 @target_options
@@ -286,7 +286,7 @@ def _require_number(number: int, end: int) -> int:
 
 
 def find_first_since(client: StreamManagerClient, stream: str, millis: int, numbers: range) -> int:
-    """The first of `numbers` whose message was appended at `millis` or later; their end if none."""
+    """The first of `numbers` whose message was appended at `millis` or later; else their end."""
     first, end = numbers.start, numbers.stop
     while first < end:
         middle = (first + end) // 2

@@ -215,7 +215,7 @@ def serve(config: Path | None, as_json: bool, **flags: Any) -> None:
 
 
 def _services(settings: Settings) -> list[BrokerService]:
-    """Services that run in the broker's event loop. Each needs packages of its own."""
+    """Services that run in the broker's event loop. Each needs additional packages."""
     from penstock.greengrass.component import find_component
 
     # The component starts first, so that its tokens are accepted from the start.

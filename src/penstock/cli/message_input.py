@@ -17,11 +17,11 @@ from penstock.cli.main import Failure
 from penstock.cli.payload import Encoding, decode_payload
 from penstock.wire.frames import MAX_FRAME_BYTES
 
-# The size of a batch: small enough for one request, which is stored whole or not at all.
+# The size of a batch: small enough for one request, which is stored atomically.
 _BATCH_MESSAGES = 5000
 _BATCH_BYTES = 1024 * 1024
 
-# Python handles a Ctrl-C that arrives just before a wait only after that wait.
+# If Ctrl-C arrives just before a wait, Python handles it only after the wait.
 _WAIT_MILLIS = 500
 
 
@@ -38,7 +38,7 @@ class Batch(NamedTuple):
 
 
 def decode_arguments(arguments: Sequence[str], encoding: Encoding) -> list[Batch]:
-    """Decodes all arguments; UsageError if one of them is not a message."""
+    """Decodes all arguments; UsageError if an argument is not a message."""
     messages = []
     for number, argument in enumerate(arguments, 1):
         try:
@@ -105,13 +105,13 @@ class MessageInput(NamedTuple):
     def _line_batches(self, chunks: Iterator[bytes], encoding: Encoding) -> Iterator[Batch]:
         number = 1
         for lines in self._lines(chunks):
-            # Only the first line can exceed a chunk. It gets a batch of its own.
+            # Only the first line can exceed a chunk. It gets its own batch.
             start = 1 if len(lines[0]) > _BATCH_BYTES else 0
             if start:
                 yield self._batch(lines[:1], number, encoding)
             for place in range(start, len(lines), _BATCH_MESSAGES):
-                some = lines[place : place + _BATCH_MESSAGES]
-                yield self._batch(some, number + place, encoding)
+                batch = lines[place : place + _BATCH_MESSAGES]
+                yield self._batch(batch, number + place, encoding)
             number += len(lines)
 
     def _lines(self, chunks: Iterator[bytes]) -> Iterator[list[bytes]]:

@@ -30,9 +30,7 @@ _EXTENSION_FIELDS = (
     "damagedMessages",
     "damage",
 )
-# The state of an export that is not up to date, if the server reports no states.
-_BEHIND = "behind"
-# The same for ExportStatistics.
+# Fields of ExportStatistics that a server without extensions does not report.
 _EXPORT_EXTENSION_FIELDS = (
     "skippedMessages",
     "failures",
@@ -41,6 +39,8 @@ _EXPORT_EXTENSION_FIELDS = (
     "isLeased",
     "lostMessages",
 )
+# The state of an export that is not up to date, if the server reports no states.
+_BEHIND = "behind"
 
 
 class StatusSnapshot(NamedTuple):
@@ -54,7 +54,7 @@ class StatusSnapshot(NamedTuple):
     streams: list[StreamStatistics]
     # Damaged streams, with the reason.
     unreadable: dict[str, str]
-    # None if the server is not Penstock and reports its streams only.
+    # None if the server is not Penstock and reports only its streams.
     broker: Statistics | None = None
 
 
@@ -96,7 +96,7 @@ def statistics_of(info: MessageStreamInfo) -> StreamStatistics:
 
 
 def export_state(export: ExportStatistics) -> str:
-    """The state that the broker reports, or else the state that follows from the status."""
+    """The state that the broker reports. Without one, it is derived from the status."""
     return export.state or _implied_state(export)
 
 
@@ -113,7 +113,7 @@ def _implied_state(export: ExportStatistics) -> str:
 
 
 def snapshot_to_dict(snapshot: StatusSnapshot) -> dict[str, Any]:
-    """The snapshot with the names of the wire, without the fields that are unknown."""
+    """The snapshot with the names of the wire, without unknown fields."""
     is_penstock = snapshot.broker is not None
     return {
         "address": snapshot.address,
@@ -159,7 +159,7 @@ class Rates(NamedTuple):
 
 def rates_between(before: StatusSnapshot | None, snapshot: StatusSnapshot) -> Rates:
     """The rates between two snapshots. Empty for the first one, and after a broker restart."""
-    if before is None or not _are_of_one_run(before, snapshot):
+    if before is None or not _is_same_run(before, snapshot):
         return Rates()
     seconds = snapshot.seconds - before.seconds
     olds = {stream.name: stream for stream in before.streams}
@@ -183,8 +183,8 @@ def rates_between(before: StatusSnapshot | None, snapshot: StatusSnapshot) -> Ra
     )
 
 
-def _are_of_one_run(before: StatusSnapshot, snapshot: StatusSnapshot) -> bool:
-    """Whether the broker did not restart between the two, so that its counters continue."""
+def _is_same_run(before: StatusSnapshot, snapshot: StatusSnapshot) -> bool:
+    """Whether the broker did not restart since `before`, so that its counters continue."""
     if before.broker is None or snapshot.broker is None:
         return before.broker is snapshot.broker
     return before.broker.uptime_millis <= snapshot.broker.uptime_millis
@@ -299,7 +299,7 @@ def _stream_lines(snapshot: StatusSnapshot, rates: Rates | None, room: int | Non
     if not streams:
         return [Line("no streams; `penstock streams create NAME` creates one")]
     if rates is not None and room is not None and len(streams) >= room:
-        # Not all fit: the busiest come first.
+        # Not all streams fit: the busiest come first.
         streams = sorted(streams, key=lambda stream: _busyness(rates.of(stream)), reverse=True)
     is_penstock = snapshot.broker is not None
     return _table(
@@ -331,7 +331,7 @@ def _stream_row(stream: StreamStatistics, rate: Rate | None, is_penstock: bool) 
     return row
 
 
-# The states that need attention most come first.
+# States in order of urgency.
 _STATE_STYLE: dict[str, Mapping[str, Any]] = {
     ExportState.failing: ALARM,
     ExportState.due: {"fg": "yellow"},
@@ -352,7 +352,7 @@ def _export_lines(snapshot: StatusSnapshot) -> list[Line]:
     if not found:
         return []
     rank = {state: place for place, state in enumerate(_STATE_STYLE)}
-    # A newer broker may report states that this version does not know.
+    # A newer broker may report other states.
     found.sort(key=lambda entry: (rank.get(entry[0], len(rank)), entry[1], entry[2].identifier))
     has_skipped = any(export.skipped_messages for _, _, export in found)
     rows = []
@@ -407,18 +407,18 @@ def _fit(streams: list[Line], exports: list[Line], height: int) -> tuple[list[Li
     )
 
 
-def _cut(table: list[Line], height: int, what: str) -> list[Line]:
+def _cut(table: list[Line], height: int, noun: str) -> list[Line]:
     if len(table) <= height:
         return table
     kept = table[: max(height - 1, 0)]
-    return [*kept, Line(f"and {len(table) - max(len(kept), 1)} more {what}", DIM)]
+    return [*kept, Line(f"and {len(table) - max(len(kept), 1)} more {noun}", DIM)]
 
 
 # Cells
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
 
 
 def _percent(size: int, max_size: int) -> str:

@@ -36,10 +36,10 @@ class Format(StrEnum):
     RAW = "raw"
 
 
-# Both blocks of control characters, line separators, and the characters that change the direction
-# of text, with which a text can disguise itself as another.
+# Both blocks of control characters, line separators, and characters that change the direction of
+# text, which can make a text look like another.
 _CONTROLS = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
-# The same without line breaks and tabs, which are part of text.
+# All of these except line breaks and tabs, which are part of text.
 _CONTROLS_IN_TEXT = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 _SHORT_ESCAPES = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
@@ -152,7 +152,7 @@ def _write_json(payload: bytes) -> bytes:
     return _write_auto(payload) if compact is None else compact.encode()
 
 
-# The same for a pipe or a file. Text is not changed.
+# The formats for a pipe or a file, in which text is not changed.
 WRITE: dict[Format, Callable[[bytes], bytes]] = {
     Format.AUTO: _write_auto,
     Format.TEXT: bytes,

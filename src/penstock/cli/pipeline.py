@@ -17,7 +17,7 @@ from penstock.distribution import how_to_install
 @click.command()
 @root_option
 @click.option(
-    "--broker", metavar="HOST:PORT", help="Address of the broker. By default that of the root."
+    "--broker", metavar="HOST:PORT", help="Address of the broker. By default the broker of --root."
 )
 @click.option(
     "--master",
@@ -81,7 +81,7 @@ def pipeline(
     if archive_classes:
         click.echo(f"penstock classes {application.archive_classes()}")
         return
-    # With --broker, the root is only used to find the token.
+    # With --broker, the root is used only to find the token.
     options = BrokerOptions(host=host, port=port, root=root if broker else settings.root)
     place = Place.find(options, wait=True)
     with place.connect(wait=True) as client:

@@ -19,8 +19,8 @@ _DELAY_SECONDS = 1.0
 class Progress(ExitStack):
     """A bar if the size of the input is known, else a count. Without a file it shows nothing.
 
-    It appears after a delay, within which most inputs are done. At the end it ends its line, so
-    that later output starts on a new one.
+    It appears after a delay, because most inputs are short. At the end it prints a line break, so
+    that later output starts on a new line.
     """
 
     def __init__(

@@ -94,8 +94,8 @@ def tail(
 ) -> None:
     """Print the last messages of a stream, and with -f new messages.
 
-    With -f the command reconnects after a restart of the broker, and misses no message. The output
-    and the formats are those of `penstock read`.
+    With -f the command reconnects after a restart of the broker, and misses no message. It prints
+    messages in the formats of `penstock read`.
     """
     if start is not None and limit is not None:
         raise click.UsageError("--limit and --start exclude each other: choose one")
@@ -114,7 +114,7 @@ def tail(
 
 @contextlib.contextmanager
 def _ending_on_interrupt() -> Iterator[None]:
-    """Ends the command on Ctrl-C without a message: it is the usual way to end it."""
+    """Ends the command on Ctrl-C without an error message, because this is its usual end."""
     try:
         yield
     except KeyboardInterrupt:
@@ -129,7 +129,7 @@ def follow_stream(client: StreamManagerClient, stream: str, first: int, printer:
         except (ConnectionError, TimeoutError, ConnectFailedException) as error:
             if not is_retryable(error):
                 raise
-            # The client has given up its retries. The next call starts them again.
+            # The retries of the client have timed out. The next call retries again.
             if is_connected:
                 click.echo(f"penstock: {error}; retrying until Ctrl-C", err=True)
             is_connected = False

@@ -1,4 +1,4 @@
-"""`penstock sandbox`: runs emulated AWS services on this machine."""
+"""`penstock sandbox`: runs simulated AWS services on this machine."""
 
 from __future__ import annotations
 
@@ -64,11 +64,11 @@ def sandbox(
     keep_mib: int,
     as_json: bool,
 ) -> None:
-    """Run emulated AWS services on this machine until Ctrl-C.
+    """Run simulated AWS services on this machine until Ctrl-C.
 
-    These are Kinesis, S3, IoT SiteWise and IoT Analytics, for tests and experiments. The sandbox
-    keeps data in memory and can inject faults. It listens on 127.0.0.1, accepts any credentials,
-    and prints the variables that AWS programs need.
+    The services are Kinesis, S3, IoT SiteWise and IoT Analytics, for tests and experiments. The
+    sandbox keeps data in memory and can inject faults. It listens on 127.0.0.1, accepts any
+    credentials, and prints the variables that AWS programs need.
     """
     set_up_logs(LogLevel.WARN, LogFormat.HUMAN)
     log_uncaught()

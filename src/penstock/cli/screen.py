@@ -70,7 +70,7 @@ class Screen:
     def _end(self) -> None:
         _write(self._LEAVE)
         if self._has_keys:
-            # Pending keys were typed for this program, not for the shell.
+            # Discards pending keys, which were not typed for the shell.
             termios.tcsetattr(sys.stdin, termios.TCSAFLUSH, self._attributes)
 
     def _suspend(self) -> None:

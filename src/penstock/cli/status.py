@@ -50,7 +50,7 @@ _REQUEST_SECONDS = 10.0
 def status(target: BrokerTarget, watch: bool, interval: float | None, as_json: bool) -> None:
     """Show the status of the broker, its streams and its exports.
 
-    A server that is not Penstock reports its streams and exports only. With --watch and --json,
+    A server that is not Penstock reports only its streams and exports. With --watch and --json,
     each refresh is one line.
     """
     if interval is not None and not watch:
@@ -58,7 +58,7 @@ def status(target: BrokerTarget, watch: bool, interval: float | None, as_json: b
     try:
         client = target.connect_briefly(_CONNECT_SECONDS, _REQUEST_SECONDS)
     except (ConnectionError, TimeoutError) as error:
-        hint = f"; `{target.serve_command}` starts one" if target.is_here else ""
+        hint = f"; `{target.serve_command}` starts one" if target.is_local else ""
         raise Failure(f"{error}{hint}", UNREACHABLE) from None
     with client:
         if watch:
@@ -183,7 +183,7 @@ def _watch_on_screen(client: StreamManagerClient, view: View, interval: float) -
 
 
 def screen_lines(view: View, interval: float, width: int, height: int) -> list[Line]:
-    """As `_view_lines`, but while the broker is unreachable, the last snapshot stays visible."""
+    """Like `_view_lines`, but the last snapshot stays visible while the broker is unreachable."""
     if view.error:
         seen = snapshot_lines(view.snapshot, view.rates, height)
         return [*_view_lines(view), *(Line(line.text, DIM) for line in seen[1:])]

@@ -40,7 +40,7 @@ def streams() -> None:
 
     A definition file has the fields of the SDKs' MessageStreamDefinition, with the names of Python
     (max_size, export_definition) or of the wire (maxSize, exportDefinition). The member
-    "definition" of `describe --json` is such a file. In TOML:
+    "definition" of `describe --json` is a valid file. In TOML:
 
     \b
       name = "sensors"
@@ -79,7 +79,7 @@ def list_streams(target: BrokerTarget, as_json: bool) -> None:
 
 
 def _describe_all(client: StreamManagerClient) -> tuple[list[MessageStreamInfo], list[str]]:
-    """Descriptions of all readable streams, and the errors of the others."""
+    """Descriptions of all readable streams, and the errors of other streams."""
     infos, unreadable = [], []
     for name in client.list_streams():
         try:

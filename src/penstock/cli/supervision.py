@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from penstock.client.backoff import delays
 
-# A program that runs this long is stable: the next restart waits for the first pause again.
+# A program that runs this long is stable: the pauses before restarts begin with the first again.
 _STABLE_SECONDS = 60.0
 _FIRST_PAUSE_SECONDS = 0.5
 _MAX_PAUSE_SECONDS = 30.0
@@ -88,7 +88,7 @@ class SupervisedProgram:
         self._ready_lines.put("")
 
     def wait_until_ready(self, is_over: threading.Event) -> str:
-        """The ready line; empty if the program ended before, or if `is_over` is set."""
+        """The ready line; empty if the program ended earlier, or if `is_over` is set."""
         while not is_over.is_set():
             with contextlib.suppress(queue.Empty):
                 return self._ready_lines.get(timeout=_POLL_SECONDS)
@@ -140,7 +140,7 @@ class SupervisedProgram:
         return code
 
     def _clean_up(self, process: subprocess.Popen[str]) -> None:
-        """Kills the processes that it started, and waits until its output is relayed."""
+        """Kills the child processes of the program, and waits until its output is relayed."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         assert process.stdin is not None

@@ -1,4 +1,4 @@
-"""The broker that a command talks to: its options, and how to connect."""
+"""The broker of a command: the options that select it, and the connection."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class BrokerTarget(NamedTuple):
         )
 
     @property
-    def is_here(self) -> bool:
+    def is_local(self) -> bool:
         """Whether the broker is on this machine."""
         return self.host is None or is_loopback(self.host)
 

@@ -26,9 +26,9 @@ _DURATION = rf"{NUMBER}([a-z]+)\s*"
 
 def format_size(size: int) -> str:
     """The exact size, in the largest unit that divides it."""
-    units = ((unit, of) for unit, of in SIZE_UNITS.items() if size and size % of == 0)
-    unit, of = max(units, key=lambda found: found[1], default=("B", 1))
-    return f"{size // of} {unit}"
+    units = ((unit, factor) for unit, factor in SIZE_UNITS.items() if size and size % factor == 0)
+    unit, factor = max(units, key=lambda found: found[1], default=("B", 1))
+    return f"{size // factor} {unit}"
 
 
 def parse_duration(text: str) -> int:
@@ -62,8 +62,8 @@ def parse_time(text: str, now_millis: int) -> int:
 def format_duration(millis: int) -> str:
     """The exact duration, such as `1 h 30 min`."""
     parts = []
-    for unit, of in _DURATION_UNITS.items():
-        count, millis = divmod(millis, of)
+    for unit, factor in _DURATION_UNITS.items():
+        count, millis = divmod(millis, factor)
         if count:
             parts.append(f"{count} {unit}")
     return " ".join(parts) or "0 s"

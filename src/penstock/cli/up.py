@@ -54,7 +54,7 @@ _KEEP = ("--keep-mib", "16")
 @click.option(
     "--sandbox",
     is_flag=True,
-    help="Run emulated AWS services on this machine, and export to them.",
+    help="Run simulated AWS services on this machine, and export to them.",
 )
 @click.option("--demo", is_flag=True, help="Simulate the devices of a small wind farm.")
 @json_option
@@ -95,7 +95,7 @@ def up(
     programs: list[SupervisedProgram] = []
     devices: threading.Thread | None = None
     try:
-        # They start in parallel, because the pipeline takes long.
+        # The programs start in parallel, because the pipeline takes long.
         cloud = _SandboxProgram(settings) if sandbox else None
         broker = _BrokerProgram(settings, config, as_json, chosen_http_port, is_demo=demo)
         variables = cloud.variables if cloud is not None else {}
@@ -168,12 +168,12 @@ class _SandboxProgram:
         programs.append(self._program)
 
     def wait(self, is_over: threading.Event) -> None:
-        """Waits until it is ready."""
+        """Waits until the sandbox is ready."""
         _wait_for(self._program, is_over)
 
     @property
     def variables(self) -> Mapping[str, str]:
-        """The environment variables with which AWS SDKs find it."""
+        """The environment variables with which AWS SDKs find the sandbox."""
         return self.client.variables
 
 
@@ -220,7 +220,7 @@ class _BrokerProgram:
         programs.append(self._program)
 
     def wait(self, is_over: threading.Event) -> None:
-        """Waits until it is ready, and prints its address."""
+        """Waits until the broker is ready, and prints its address."""
         ready = _wait_for(self._program, is_over)
         self._port = int(ready.rpartition(":")[2])
         try_echo(ready)
@@ -288,7 +288,7 @@ def _summary(
     link = dashboard_link(settings)
     lines: list[tuple[str, str]] = []
     if link is not None:
-        # The link with the token only in the demo: many people may read a log.
+        # Only the demo prints the link with the token, because many people may read a log.
         lines.append(("dashboard", link if is_demo else f"{_program()} dashboard {here}"))
     lines.append(("streams are stored in", settings.root))
     if has_pipeline:

@@ -1,4 +1,4 @@
-"""`penstock verify`: checks every stored message, and copies the readable ones."""
+"""`penstock verify`: checks every stored message, and copies readable messages."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from penstock.discovery import is_served
 from penstock.store.salvage import Salvage, salvage
 from penstock.store.verification import ReadThrottle, Verification, VerificationReport
 
-# The limit beside a running broker, to leave it disk bandwidth.
+# The limit beside a running broker, which needs disk bandwidth too.
 _SHARED_BYTES_PER_SECOND = 32 * 1024**2
 # Shorter checks show no progress.
 _DELAY_SECONDS = 1.0
@@ -157,7 +157,7 @@ def _document(report: VerificationReport, copied: Salvage | None) -> dict[str, A
     document: dict[str, Any] = msgspec.to_builtins(report)
     if copied is not None:
         document["salvage"] = msgspec.to_builtins(copied)
-        # The report is the document itself.
+        # The document already contains the report.
         del document["salvage"]["report"]
     return {
         **document,

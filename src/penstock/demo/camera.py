@@ -38,8 +38,8 @@ TASKS, STATUSES = CAMERA_STREAMS = ("camera", "camera-status")
 BUCKET = "wind-farm"
 _EXPORT = "to-s3"
 
-# The sandbox stores objects in memory, so keys repeat: a picture replaces one of an hour ago, a
-# video one of a week ago.
+# The sandbox stores objects in memory, so keys repeat: pictures are replaced after an hour, videos
+# after a week.
 _PICTURE_KEY = "pictures/!{timestamp:mm}-!{timestamp:ss}.svg"
 _VIDEO_KEY = "videos/!{timestamp:EEEE}.bin"
 # Larger than 5 MiB, so that it is uploaded in parts.
@@ -71,7 +71,7 @@ def run_camera(
     seconds_between: float = 20.0,
     poll_seconds: float = 1.0,
 ) -> None:
-    """Takes pictures until the event is set. The next run uploads pending ones."""
+    """Takes pictures until the event is set. The next run uploads pending files."""
     directory = camera_directory(root)
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -172,8 +172,8 @@ class Camera:
             self._find_pending(client)
         if len(self._pending) >= _MAX_PENDING_FILES:
             return
-        # Each time, because a restarted sandbox has no buckets. The camera also takes pictures
-        # while the cloud is unavailable.
+        # Before each picture, because a restarted sandbox has no buckets. The camera also takes
+        # pictures while the cloud is unavailable.
         with contextlib.suppress(OSError, HTTPException, SandboxError):
             self._cloud.create_bucket(BUCKET)
         self._files_written += 1

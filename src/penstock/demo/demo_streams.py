@@ -19,7 +19,7 @@ _TIMEOUT_SECONDS = 5.0
 def keep_connected(
     root: Path, stopping: threading.Event, work: Callable[[StreamManagerClient], None]
 ) -> None:
-    """Calls `work` with a client, again after each disconnect, until the event is set."""
+    """Calls `work` with a client, and repeats it after a disconnect, until the event is set."""
     while not stopping.wait(_PAUSE_SECONDS):
         with (
             contextlib.suppress(OSError, StreamManagerException),

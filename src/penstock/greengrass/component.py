@@ -43,7 +43,7 @@ class Component:
         try:
             from penstock.greengrass.nucleus import Nucleus
         except ImportError as error:
-            # Greengrass sets its variables for every program, also for a broker with own tokens.
+            # Greengrass sets these variables for all programs, even for a broker with own tokens.
             logger.warning(
                 "cannot verify tokens of Greengrass components: %s (%s)",
                 how_to_install("greengrass"),

@@ -79,7 +79,7 @@ class Nucleus:
     async def close(self) -> None:
         closed = self._drop()
         if closed is not None:
-            # The connection may have been lost before, with any error.
+            # The connection may already be lost, with any error.
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(asyncio.wrap_future(closed), self._timeout)
 
@@ -97,8 +97,8 @@ class Nucleus:
             raise NucleusError(f"this component is not authorized: {error.message}") from None
         except model.GreengrassCoreIPCError as error:
             raise NucleusError(error.message or type(error).__name__) from None
-        # The client's other exceptions have no common base class. They concern the connection, so
-        # that the next call opens a new one.
+        # The client's other exceptions have no common base class. They are errors of the
+        # connection, so the next call opens a new connection.
         except Exception as error:  # noqa: BLE001
             self._drop()
             raise NucleusError(str(error) or type(error).__name__) from None
@@ -125,7 +125,7 @@ class Nucleus:
             return self._client
 
     def _drop(self) -> Future[None] | None:
-        """Closes the connection and returns a future of that; None without a connection."""
+        """Closes the connection, and returns a future for its end; None without a connection."""
         connection, self._connection, self._client = self._connection, None, None
         closed: Future[None] | None = connection.close() if connection is not None else None
         return closed

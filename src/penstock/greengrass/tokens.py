@@ -37,7 +37,7 @@ class ComponentTokens:
         self, nucleus: Validator, own_token: str, clock: Callable[[], float] | None = None
     ) -> None:
         self._nucleus = nucleus
-        # Processes of this component have it: the pipeline works while the nucleus is unavailable.
+        # The pipeline uses this token, and so works while the nucleus is unavailable.
         self._own_token = own_token.encode()
         self._clock = clock or asyncio.get_running_loop().time
         # Expiry times by the digests of valid tokens, oldest first.
@@ -59,7 +59,7 @@ class ComponentTokens:
             ) from None
         if not is_valid:
             raise UnauthorizedException(
-                "the token is known neither to this server nor to the Greengrass nucleus"
+                "neither this server nor the Greengrass nucleus accepts the token"
             )
         self._add_to_cache(digest)
         return COMPONENT

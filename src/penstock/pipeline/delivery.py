@@ -25,9 +25,9 @@ from penstock.pipeline.destinations.destination import (
 
 # The maximum number of seconds before the first retry, doubled with each consecutive failure.
 _FIRST_PAUSE = 0.05
-# After so many consecutive calls with failed messages, the broker decides when to retry.
+# After this many consecutive calls with failed messages, the broker decides when to retry.
 _MAX_FAILURES = 6
-# A delivery ends when it has skipped so many messages, because a report has to list all of them.
+# A delivery ends when it has skipped this many messages, because a report has to list all of them.
 MAX_SKIPPED_PER_DELIVERY = 1000
 
 
@@ -69,11 +69,11 @@ class UploadedFile(NamedTuple):
 
 
 class DeliveryTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """The totals of a delivery so far. A report has the difference to the report before it."""
+    """The totals of a delivery so far. A report has the changes since the previous report."""
 
-    # All messages of the slice below have arrived or were skipped.
+    # All messages of the slice before this number have arrived or were skipped.
     settled_end: int
-    # Messages above that have arrived or were skipped.
+    # Later messages that have arrived or were skipped.
     arrived: list[int] = []
     exported_messages: int = 0
     exported_bytes: int = 0
@@ -101,7 +101,7 @@ class Delivery(Protocol):
 
 
 class SliceProgress:
-    """Which messages of a slice are done: arrived or skipped. By their places in `messages`."""
+    """Which messages of a slice have arrived or were skipped. A place is an index in `messages`."""
 
     def __init__(self, messages: Messages, end: int) -> None:
         self._messages = messages
@@ -127,7 +127,7 @@ class SliceProgress:
         self._skipped.append((self._messages.numbers[place], reason))
 
     def count_ahead(self) -> int:
-        """The number of messages that are done after the first one that is not."""
+        """The number of messages that are done after the first pending message."""
         first = self._is_done.find(False)
         return 0 if first < 0 else self._is_done.count(True, first)
 
@@ -145,7 +145,7 @@ class SliceProgress:
 
 
 class MessageDelivery:
-    """Delivers the messages of a slice with this end, in one thread."""
+    """Delivers the messages of a slice, which ends before `end`, in one thread."""
 
     def __init__(
         self,
@@ -189,8 +189,8 @@ class MessageDelivery:
         """Sends the messages at these places; False if the delivery has to end early."""
         start = 0
         limit = max_limit = self._destination.max_messages or len(places)
-        # A call that ended here was refused because of a message that has not been sent again yet.
-        suspects_end = 0
+        # The end of a refused call, if its invalid message is not found yet.
+        refused_end = 0
         while start < len(places):
             if (
                 self._stop.is_set
@@ -198,8 +198,8 @@ class MessageDelivery:
                 or self._progress.skipped_count >= MAX_SKIPPED_PER_DELIVERY
             ):
                 return False
-            suspects = suspects_end - start
-            taken = places[start : start + ((suspects + 1) // 2 if suspects > 0 else limit)]
+            unchecked = refused_end - start
+            taken = places[start : start + ((unchecked + 1) // 2 if unchecked > 0 else limit)]
             call = self._destination.prepare(self._messages.pick(taken))
             taken = taken[: call.message_count]
             answer: CallResult | None = CallResult()
@@ -209,12 +209,12 @@ class MessageDelivery:
                 answer = self._send(call)
             failed: list[int] = []
             if answer is None:
-                suspects_end, limit = start + call.message_count, 1
+                refused_end, limit = start + call.message_count, 1
             else:
                 failed = self._note_result(taken, call, answer)
                 start += call.message_count
                 # Invalid messages are often close to each other: calls grow slowly.
-                if start >= suspects_end:
+                if start >= refused_end:
                     limit = min(2 * limit, max_limit)
             if call.numbers:
                 self._on_progress()
@@ -230,7 +230,7 @@ class MessageDelivery:
         pause = self._next_call - self._clock()
         if self._failures:
             max_pause = _FIRST_PAUSE * 2 ** (self._failures - 1)
-            # Deliveries that failed together do not retry together.
+            # Jitter: deliveries that failed at the same time retry at different times.
             pause = max(pause, random.uniform(max_pause / 2, max_pause))  # noqa: S311 - no secret
         return pause <= 0 or self._stop.wait(pause)
 

@@ -1,4 +1,4 @@
-"""The driver of a pipeline: it starts resident tasks on Spark, scales and restarts them."""
+"""The driver of a pipeline: it starts, scales and restarts resident tasks on Spark."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from penstock.spark.application import (
     SPARK_ERRORS,
     SparkApplication,
     describe_error,
-    find_unfit_python,
-    is_java_gone,
+    find_python_problem,
+    has_java_ended,
     waits_for_cores,
 )
 from penstock.spark.place import Place
@@ -35,8 +35,7 @@ _SETTINGS = {
     "spark.speculation": "false",
     # The driver restarts tasks itself.
     "spark.task.maxFailures": "1",
-    # Otherwise the driver, which checks whether Spark has started its tasks, may see the start of
-    # a task seconds late.
+    # Otherwise Spark reports the start of a task up to seconds late.
     "spark.ui.liveUpdate.period": "0",
 }
 
@@ -45,20 +44,20 @@ _DRIVER = "driver"
 _POLL_SECONDS = 1.0
 # The interval at which the driver checks whether tasks have ended.
 _WATCH_SECONDS = 0.25
-# The interval of both until the first task is ready.
+# Both intervals until the first task is ready.
 _FIRST_POLL_SECONDS = 0.1
-# Another task starts when exports were due and not leased in so many consecutive polls.
+# Another task starts when exports were due and not leased in this many consecutive polls.
 _POLLS_BEFORE_SCALING = 3
 _TASK_LIFE_SECONDS = 600.0
-# Additional tasks end after so long without a backlog.
+# Additional tasks end after this time without a backlog.
 _IDLE_SECONDS = 30.0
 # The timeout for running calls when the pipeline stops.
 _FINISH_SECONDS = 6.0
-# A task that ran so long resets the count of failures.
+# A task that ran longer resets the count of failures.
 _RECOVERED_SECONDS = 60.0
-# After so many consecutive failures, the pipeline fails.
+# After this many consecutive failures, the pipeline fails.
 _MAX_FAILURES = 5
-# After so long without a connected task, tasks that Spark has not started lack cores.
+# If no task connects within this time, tasks that Spark has not started lack cores.
 _NO_CORES_SECONDS = 10.0
 
 
@@ -103,8 +102,8 @@ class _BrokerWatch:
         self.plan: ExportPlan | None = None
         # The number of answers.
         self.polls = 0
-        # The last request was answered.
-        self.is_answered = False
+        # The broker answered the last request.
+        self.is_broker_available = False
         # No task is connected, and tasks that connect get no work.
         self.has_stopped_all = False
         threading.Thread(target=self._run, daemon=True).start()
@@ -125,10 +124,10 @@ class _BrokerWatch:
                 )
                 self.has_stopped_all = stops and self.plan.tasks == 0
                 self.polls += 1
-                self.is_answered = True
+                self.is_broker_available = True
             except (StreamManagerException, SettingError, OSError) as error:
                 # A broker that restarts has no address file for a moment.
-                self.is_answered = False
+                self.is_broker_available = False
                 logger.debug("the broker does not answer: %s", error)
             is_ready = self.plan is not None and self.plan.tasks > 0
             self._wakes.wait(_POLL_SECONDS if is_ready else _FIRST_POLL_SECONDS)
@@ -149,7 +148,7 @@ class TaskDemand:
 
 
 class TaskAbsence:
-    """Measures for how long no task has been connected to a broker that answers."""
+    """Measures how long no task has been connected to an available broker."""
 
     def __init__(self) -> None:
         self._instance = ""
@@ -201,7 +200,7 @@ class PipelineDriver:
 
     @property
     def has_begun(self) -> bool:
-        """Whether deliveries may be in flight that should finish."""
+        """Whether deliveries may be in flight."""
         return self._has_begun.is_set()
 
     def discard(self) -> None:
@@ -223,7 +222,7 @@ class PipelineDriver:
             self._watch(spark, watch, ready)
             self._finish(watch)
         except SPARK_ERRORS as error:
-            # A stop may end Java as well.
+            # A stop may also end Java.
             if not self._stops.is_set():
                 raise PipelineFailedError(_explain(error)) from None
         finally:
@@ -238,7 +237,7 @@ class PipelineDriver:
         is_short_of_cores = False
         self._start_task(spark, idle_seconds=None)
         while not self._stops.wait(_WATCH_SECONDS if self._is_ready else _FIRST_POLL_SECONDS):
-            self._restart_ended(spark, is_broker_available=watch.is_answered)
+            self._restart_ended(spark, is_broker_available=watch.is_broker_available)
             plan = watch.plan
             if plan is None or watch.polls == polls:
                 continue
@@ -262,7 +261,7 @@ class PipelineDriver:
         return len(self._threads) < max(spark.defaultParallelism, 1)
 
     def _restart_ended(self, spark: SparkContext, *, is_broker_available: bool) -> None:
-        """Removes tasks that have ended, and keeps one running."""
+        """Removes tasks that have ended, and starts a task if none is left."""
         for thread in [each for each in self._threads if not each.is_alive]:
             self._threads.remove(thread)
             if thread.error is not None:
@@ -272,16 +271,16 @@ class PipelineDriver:
 
     def _note_failure(self, thread: _TaskThread, *, is_broker_available: bool) -> None:
         assert thread.error is not None
-        if is_java_gone(thread.error):
+        if has_java_ended(thread.error):
             raise thread.error
         if time.monotonic() - thread.began > _RECOVERED_SECONDS:
             self._failures = 0
             self._pauses = delays()
-        # While the broker is unavailable, the failure of a task need not be caused by Spark.
+        # If the broker is unavailable, the failure may not be an error of Spark.
         self._failures += is_broker_available
         # A cluster with an unsuitable Python does not recover.
-        is_unfit = not self._is_ready and find_unfit_python(thread.error) is not None
-        if is_unfit or self._failures == _MAX_FAILURES:
+        is_unsuitable = not self._is_ready and find_python_problem(thread.error) is not None
+        if is_unsuitable or self._failures == _MAX_FAILURES:
             raise thread.error
         logger.warning("task %s ended: %s", thread.name, describe_error(thread.error))
         self._restart_at = time.monotonic() + next(self._pauses)
@@ -332,6 +331,6 @@ def destination_settings(settings: Settings) -> DestinationSettings:
 
 
 def _explain(error: Exception) -> str:
-    if is_java_gone(error):
-        return "Spark ended: its Java is gone"
+    if has_java_ended(error):
+        return "Spark ended: its Java process has ended"
     return f"Spark failed: {describe_error(error)}"

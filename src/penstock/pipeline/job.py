@@ -73,10 +73,10 @@ class Job:
         self._delivery: Delivery | None = None
         # Sequence numbers of the slice that were read, or had arrived before.
         self._known: list[int] = []
-        # Reports about one lease are sent one after the other.
+        # Serializes the reports of the lease.
         self._reporting = threading.Lock()
         self._reported_at = self.began
-        # The result that the broker has accepted.
+        # The totals that the broker has accepted.
         self._reported = DeliveryTotals(
             settled_end=work.first, uploads=work.uploads if isinstance(work, TaskSlice) else []
         )
@@ -175,13 +175,13 @@ class Job:
     def _report_progress(self) -> None:
         """Reports about once a second, so that little is repeated after a crash."""
         is_due = time.monotonic() - self._reported_at >= _REPORT_SECONDS
-        # Other threads of the delivery continue while one reports.
+        # Other threads of the delivery continue while one thread reports.
         if not is_due or not self._reporting.acquire(blocking=False):
             return
         try:
             self._report()
         except (StreamManagerException, OSError) as error:
-            # The next report has the same content, and more.
+            # The next report includes these changes.
             logger.debug("cannot report progress of stream %r: %s", self.work.stream, error)
             self._reported_at = time.monotonic()
         finally:

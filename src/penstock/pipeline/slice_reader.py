@@ -36,7 +36,7 @@ def read_slice(found: MessageSlice, root: str | None, client: InternalClient) ->
 
 def _read_files(directory: Path, segment: SegmentSummary, first: int, end: int) -> StoredRun | None:
     """Messages [first, end) of a segment; None if its files were removed or truncated."""
-    # The entry before the first one has the position of the first payload.
+    # The previous index entry has the position of the first payload.
     start = max(first - 1, segment.first)
     place = (start - segment.first) * ENTRY.size
     position = 0
@@ -100,7 +100,7 @@ class _Columns:
         self.payloads: list[bytes] = []
 
     def add(self, run: StoredRun) -> bool:
-        """Adds the intact messages of a run; False if the index is damaged, then adds none."""
+        """Adds the intact messages of a run; if its index is damaged, adds none, returns False."""
         ends, checksums, times = zip(*ENTRY.iter_unpack(run.entries), strict=True)
         base = run.position
         bounds = [base, *ends]

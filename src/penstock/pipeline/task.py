@@ -48,10 +48,10 @@ _GATHER_SECONDS = 0.025
 # A slower job no longer counts against the number of threads, because it may hang.
 _SLOW_SECONDS = 0.25
 _MAX_JOBS = 256
-# Bytes of messages of all jobs. The minimum size of a slice is available even if jobs hang.
+# Message bytes in all jobs. The task requests a slice of the minimum size even if all jobs hang.
 _MAX_BYTES = 64 * 1024 * 1024
 _MIN_ROOM = 256 * 1024
-# The pause before the next request if one fails.
+# The pause after a failed request.
 _RETRY_SECONDS = 1.0
 
 
@@ -67,7 +67,7 @@ class TaskSpec(NamedTuple):
     threads: int
     # The task ends after this time, so that a cluster can rebalance.
     life_seconds: float
-    # The task ends earlier if there was no backlog for so many seconds; None: it does not.
+    # The task ends earlier after this time without a backlog; None: no limit.
     idle_seconds: float | None
     # The timeout for running calls when the task ends.
     finish_seconds: float
@@ -101,7 +101,7 @@ class ResidentTask:
         # The last request failed.
         self._has_failed = False
         self._threads = JobThreads(max_idle=spec.threads)
-        # Guards the jobs, the reports and whether they are gathered.
+        # Guards `_jobs`, `_reports` and `_is_gathering`.
         self._condition = threading.Condition()
         # By lease.
         self._jobs: dict[str, Job] = {}
@@ -109,7 +109,7 @@ class ResidentTask:
         self._reports: list[DeliveryReport] = []
         # The next request waits for reports.
         self._is_gathering = False
-        # Reports have a connection of their own, because requests for work wait for seconds.
+        # Reports have their own connection, because requests for work wait for seconds.
         self._client: InternalClient
         self._reporting: InternalClient
 
@@ -160,7 +160,7 @@ class ResidentTask:
             return any(now - job.began >= _SLOW_SECONDS for job in self._jobs.values())
 
     def _gather_reports(self, *, has_backlog: bool) -> None:
-        """Waits briefly until all jobs have ended, or with a backlog until one has ended."""
+        """Waits briefly until all jobs have ended, or with a backlog until a job has ended."""
         with self._condition:
             count = len(self._jobs)
             self._condition.wait_for(

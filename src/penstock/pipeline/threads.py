@@ -17,7 +17,7 @@ class JobThreads:
         # Guards the fields below.
         self._lock = threading.Lock()
         self._max_idle = max_idle
-        # Threads that wait for a job, except for those whose job is in the queue.
+        # The number of waiting threads, minus the jobs in the queue.
         self._idle = 0
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
 
@@ -26,7 +26,7 @@ class JobThreads:
         with self._lock:
             is_idle = self._idle > 0
             self._idle -= is_idle
-        # The job is not an argument of the thread, which would keep it in memory until it ends.
+        # Not an argument of the thread, because the thread would keep the job in memory.
         self._queue.put(job)
         if not is_idle:
             threading.Thread(target=self._serve, daemon=True).start()
@@ -44,7 +44,7 @@ class JobThreads:
         while (job := self._queue.get()) is not None:
             thread.name = "penstock-job"
             job()
-            # An idle thread keeps no messages.
+            # Frees the messages of the job while the thread is idle.
             del job
             thread.name = "penstock-idle"
             with self._lock:

@@ -1,1 +1,1 @@
-"""A cloud on this machine: Kinesis, S3, IoT SiteWise and IoT Analytics, with faults on demand."""
+"""Simulated AWS services on this machine: Kinesis, S3, IoT SiteWise, IoT Analytics; and faults."""

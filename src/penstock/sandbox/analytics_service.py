@@ -1,7 +1,7 @@
 """IoT Analytics: messages put into channels.
 
-AWS ended the service and removed its clients. This module follows the last published model. A
-channel exists once a message was put into it.
+AWS ended the service and removed its clients. This module follows the last published API model. The
+first message for a channel creates it.
 """
 
 from __future__ import annotations

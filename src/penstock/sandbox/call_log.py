@@ -38,7 +38,7 @@ class CallTotals(msgspec.Struct, rename="camel"):
 
 
 class CallLog:
-    """The calls of all services in the order of their ends. Thread-safe."""
+    """The calls of all services, in order of completion. Thread-safe."""
 
     def __init__(self, max_calls: int = _MAX_CALLS) -> None:
         self._entries: deque[LoggedCall] = deque(maxlen=max_calls)

@@ -48,12 +48,12 @@ class SandboxClient:
         """The URL of the HTTP sink with this name."""
         return f"{self.url}/_sandbox/http/{urllib.parse.quote(name)}"
 
-    def set_fault(self, service: str, **switches: Any) -> None:
+    def set_fault(self, service: str, **fields: Any) -> None:
         """Turns on a fault: `set_fault("kinesis", throttle=True, for_calls=3)`.
 
-        The fields are those of the control API, in camel case or in snake case.
+        Takes the fields of the control API, in camel case or in snake case.
         """
-        fault = {_camel(field): value for field, value in switches.items()}
+        fault = {_camel(field): value for field, value in fields.items()}
         self._request("PUT", "faults", body={"service": service, **fault})
 
     def clear_faults(self, service: str | None = None, name: str | None = None) -> None:
@@ -100,7 +100,7 @@ class SandboxClient:
         return [base64.b64decode(record["data"]) for record in records]
 
     def create_bucket(self, name: str) -> None:
-        """Creates an S3 bucket unless it exists. Raises SandboxError with the code of S3."""
+        """Creates an S3 bucket unless it exists. Raises SandboxError with S3's error code."""
         request = urllib.request.Request(  # noqa: S310 - the caller chose the URL
             f"{self.url}/{urllib.parse.quote(name)}", method="PUT"
         )

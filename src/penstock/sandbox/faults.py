@@ -57,7 +57,7 @@ class Fault(
 
     @property
     def key(self) -> tuple[str, str | None, str | None]:
-        """Identifies a fault: a new fault replaces the active one with the same key."""
+        """Identifies a fault: a new fault replaces the active fault with the same key."""
         return self.service, self.name, self.operation
 
     def matches(self, service: str, operation: str, names: Sequence[str]) -> bool:
@@ -114,7 +114,7 @@ def _check(fault: Fault) -> None:
 
 
 class ActiveFault:
-    """A fault that is turned on. `released` is set when calls must no longer hang in it."""
+    """A fault that is turned on. `released` is set when hanging calls may continue."""
 
     def __init__(self, fault: Fault, now: float) -> None:
         self.fault = fault
@@ -127,15 +127,15 @@ class ActiveFault:
         return self._expires_at is not None and now >= self._expires_at
 
     @property
-    def is_spent(self) -> bool:
-        """Whether it affects no further call. Hanging calls stay until it is released."""
+    def is_exhausted(self) -> bool:
+        """Whether the fault affects no new call. Hanging calls stay until it is released."""
         return self._calls_met == self.fault.for_calls
 
     def count_call(self) -> None:
         self._calls_met += 1
 
     def refuse(self, records: Sequence[str]) -> dict[int, str]:
-        """Returns the error codes of refused records by index. It counts across calls."""
+        """Returns the error codes of refused records by index. Records are counted across calls."""
         refused = {}
         for index, name in enumerate(records):
             if self.fault.name in (None, name):
@@ -211,7 +211,7 @@ class Faults:
             matching = [
                 active
                 for active in self._active.values()
-                if not active.is_spent and active.fault.matches(service, operation, names)
+                if not active.is_exhausted and active.fault.matches(service, operation, names)
             ]
             for active in matching:
                 active.count_call()
@@ -223,7 +223,7 @@ class Faults:
                 for active in matching:
                     if active.fault.refuse_every is not None:
                         refused = active.refuse(records) | refused
-            self._remove_spent()
+            self._remove_exhausted()
         return FaultEffects(
             sum(fault.delay_millis or 0 for fault in faults),
             tuple(active for active in matching if active.fault.hang),
@@ -239,8 +239,8 @@ class Faults:
                 del self._active[key]
                 active.released.set()
 
-    def _remove_spent(self) -> None:
+    def _remove_exhausted(self) -> None:
         for key, active in list(self._active.items()):
-            # Hanging calls may wait in it until it is turned off.
-            if active.is_spent and not active.fault.hang:
+            # Calls may hang until the fault is turned off.
+            if active.is_exhausted and not active.fault.hang:
                 del self._active[key]

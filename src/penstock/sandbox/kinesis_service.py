@@ -1,6 +1,6 @@
 """Kinesis Data Streams: the operations that producers and consumers of records need.
 
-The sandbox has its own streams, because moto's put lists all sequence numbers for each record, and
+The sandbox has its own streams, because moto scans all sequence numbers for each new record, and
 becomes slower with every record.
 """
 

@@ -13,7 +13,7 @@ from penstock.sandbox.service import ACCOUNT, REGION
 
 _HASHES = 2**128
 
-# As long as the sequence numbers of AWS, to find clients that parse them as 64-bit numbers.
+# The same length as in AWS, to detect clients that parse them as 64-bit numbers.
 _SEQUENCE_PREFIX, _SEQUENCE_DIGITS = "4966", 52
 
 

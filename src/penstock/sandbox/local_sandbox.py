@@ -62,7 +62,7 @@ class Sandbox(SandboxClient):
         self.stop()
 
     def start(self) -> None:
-        """Starts to listen. Raises SandboxError if that is not possible."""
+        """Starts listening. Raises SandboxError on failure."""
         if self._dispatcher is None:
             self._dispatcher = self._make_dispatcher()
         try:

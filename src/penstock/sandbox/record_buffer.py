@@ -30,7 +30,7 @@ class Page(NamedTuple):
 
 
 class RecordBuffer(Generic[T]):
-    """The records of one name, numbered from 0. A full buffer evicts the oldest records.
+    """The records of one stream or channel, numbered from 0. A full buffer evicts the oldest ones.
 
     It is not thread-safe.
     """

@@ -1,6 +1,6 @@
-"""S3, with the buckets and objects of moto. Only this module imports moto.
+"""S3, implemented by moto. Only this module imports moto.
 
-moto stores them per process, so two sandboxes in one process share their buckets.
+moto stores buckets per process, so all sandboxes of a process share them.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _OBJECT_OPERATIONS = {
     ("HEAD", ""): "HeadObject",
     ("DELETE", ""): "DeleteObject",
 }
-# Operations with data. Each counts as a record.
+# Operations with data, which count as one record.
 _WRITES = {"PutObject", "UploadPart"}
 # Operations that create an object.
 _WRITE_OBJECTS = {"PutObject", "CopyObject", "CompleteMultipartUpload"}

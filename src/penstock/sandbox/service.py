@@ -94,19 +94,19 @@ def unknown_operation(request: ServiceRequest) -> ServiceError:
 
 
 class ServiceCall(NamedTuple):
-    """A parsed call that was not performed yet."""
+    """A parsed call that is not performed yet."""
 
     operation: str
-    # The streams, buckets, channels or properties that the call is for.
+    # The streams, buckets, channels or properties of the call.
     names: tuple[str, ...]
-    # The name that each of its records is for.
+    # One of these names for each record.
     records: tuple[str, ...]
     # Performs the call. Takes the error codes of refused records by index.
     perform: Callable[[Mapping[int, str]], ServiceResponse]
 
 
 class Service(ABC):
-    """A service of the cloud. Thread-safe."""
+    """A simulated AWS service. Thread-safe."""
 
     # The name in signatures.
     name: ClassVar[str]
@@ -138,7 +138,7 @@ class Service(ABC):
 
 
 class RecordingService(Service, Generic[R]):
-    """A service whose names exist once they have records."""
+    """A service in which the first record creates a name."""
 
     def __init__(self, limit_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self.clock = clock

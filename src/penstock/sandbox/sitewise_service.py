@@ -1,7 +1,7 @@
 """IoT SiteWise: puts and reads values of properties.
 
-The checks repeat those of the model on purpose: a sandbox that shared the exporter's code could not
-find errors in it.
+The checks of the model are repeated on purpose: with shared code, the sandbox could not detect
+errors of the exporter.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 def divide_limit(limit: int, backlogs: Mapping[str, int]) -> dict[str, int]:
     """Divides the whole limit between streams, in proportion to their backlogs.
 
-    The remainder of rounding is given out in units of one: first to streams without a share, then
-    to the streams with the largest fractions. So a small stream beside large ones is not starved.
+    The rounding remainder is distributed in units of one: first to streams without a share, then to
+    the streams with the largest fractions. So large streams do not starve a small stream.
     """
     total = sum(backlogs.values())
     if not total:

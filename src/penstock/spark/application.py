@@ -1,4 +1,4 @@
-"""A Spark application without Spark SQL, in a small JVM that leaves no files behind."""
+"""A Spark application without Spark SQL, in a small JVM whose files are removed at the end."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class SparkApplication:
 
     def start(self) -> SparkContext:
         directory = Path(self._temporary.name)
-        _choose_java(os.environ, directory)
+        _configure_java(os.environ, directory)
         config = self._config
         is_local = self._master.startswith("local")
         if is_local:
@@ -114,7 +114,7 @@ def archive_classes() -> Path:
     """Archives the classes that an application loads, and returns the path of the archive."""
     archive = ClassArchive(os.environ, writes=True)
     with make_scratch() as scratch:
-        _choose_java(os.environ, Path(scratch))
+        _configure_java(os.environ, Path(scratch))
         os.environ.setdefault("SPARK_LOCAL_IP", _LOOPBACK)
         config = {**_PAGE_SETTINGS, **SparkPage().settings, "spark.local.dir": scratch}
         spark = start_context("penstock-classes", master="local[1]", config=config, archive=archive)
@@ -123,7 +123,7 @@ def archive_classes() -> Path:
         return archive.write()
 
 
-def _choose_java(environment: MutableMapping[str, str], scratch: Path) -> None:
+def _configure_java(environment: MutableMapping[str, str], scratch: Path) -> None:
     """Sets variables for a small JVM; settings of the user take precedence.
 
     All work is done in Python, so a larger heap and better compiled code have no effect.
@@ -131,14 +131,14 @@ def _choose_java(environment: MutableMapping[str, str], scratch: Path) -> None:
     environment.setdefault("SPARK_DRIVER_MEMORY", _HEAP)
     # Java leaves unpacked libraries in this directory.
     defaults = f'{_JAVA_OPTIONS} -Djava.io.tmpdir="{scratch}"'
-    # The last one of two equal options takes effect.
+    # If an option occurs twice, the last one takes effect.
     user_options = environment.get("SPARK_SUBMIT_OPTS", "")
     environment["SPARK_SUBMIT_OPTS"] = f"{defaults} {user_options}".rstrip()
 
 
 @contextmanager
 def _preserve_interrupt_handler() -> Iterator[None]:
-    """Restores the handler of SIGINT, which Spark replaces by one that cancels jobs."""
+    """Restores the handler of SIGINT, which Spark replaces by a handler that cancels jobs."""
     handler = signal.getsignal(signal.SIGINT)
     try:
         yield
@@ -149,7 +149,7 @@ def _preserve_interrupt_handler() -> Iterator[None]:
 
 @contextmanager
 def _temporary_files_in(directory: Path) -> Iterator[None]:
-    """Sets the directory of temporary files, which PySpark leaves if it ends while Java starts."""
+    """Sets the directory of temporary files. PySpark leaves files if it ends while Java starts."""
     previous = tempfile.tempdir
     tempfile.tempdir = str(directory)
     try:
@@ -187,7 +187,7 @@ def waits_for_cores(spark: SparkContext) -> bool:
 # Errors
 
 
-def is_java_gone(error: BaseException) -> bool:
+def has_java_ended(error: BaseException) -> bool:
     is_lost = isinstance(error, (Py4JError, ConnectionError))
     return is_lost and not isinstance(error, Py4JJavaError)
 
@@ -200,7 +200,7 @@ def describe_error(error: BaseException) -> str:
     if description.endswith("Traceback (most recent call last):"):
         # The Python error follows its traceback.
         description = next((line for line in lines[1:] if not line.startswith(" ")), description)
-    if (problem := find_unfit_python(error)) is not None:
+    if (problem := find_python_problem(error)) is not None:
         description = (
             f"{problem}: workers need the same version of Python as the driver, with the same "
             f"packages ({how_to_install('spark')}); set it with --conf spark.pyspark.python=PATH"
@@ -208,7 +208,7 @@ def describe_error(error: BaseException) -> str:
     return description[:500]
 
 
-def find_unfit_python(error: BaseException) -> str | None:
+def find_python_problem(error: BaseException) -> str | None:
     """Returns the reason why the Python of workers cannot run tasks, or None for other errors."""
     found = _PYTHON_PROBLEM.search(_text_of(error))
     return found[0].strip().rstrip(".") if found is not None else None

@@ -22,7 +22,7 @@ def cached_directory(
     """Returns the cached directory of this name, and creates and fills it if it is missing.
 
     `program` is a file in it that must be executable. If the cache is not writable, or is mounted
-    without execution, the directory is a temporary one of this process.
+    with noexec, this process gets a temporary directory.
     """
     try:
         directory = cache_directory(environment) / name

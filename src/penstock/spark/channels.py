@@ -28,14 +28,14 @@ from penstock.spark.python import freeze_gc
 
 _CHANNELS_VARIABLE = "PENSTOCK_CHANNELS"
 _COLUMNS = ["message_id", "stream", "sequence_number", "ingest_time", "payload"]
-_NO_CHANNELS = "it has no channels; set option channels to the directory of all channels"
+_SET_CHANNELS = "set option channels to the directory of all channels"
 
 # The minimum for a task: its start takes about 50 milliseconds.
 _MIN_TASK_BYTES = 8 * 1024 * 1024
 _BATCH_ROWS = 16_384
 
 
-class Part(NamedTuple):
+class PartFile(NamedTuple):
     """A file of a channel."""
 
     path: str
@@ -88,14 +88,14 @@ def find_channels(options: ChannelReadOptions, environment: Mapping[str, str]) -
     return root.absolute() / CHANNELS_DIRECTORY
 
 
-def list_parts(channels: Path, name: str) -> list[Part]:
+def list_parts(channels: Path, name: str) -> list[PartFile]:
     """Returns the files of a channel by date; ResourceNotFoundException for an unknown channel."""
     if not (channels / name).is_dir():
         existing = channels.iterdir() if channels.is_dir() else ()
         names = sorted(path.name for path in existing if is_channel_name(path.name))
         raise ResourceNotFoundException(
             f"there is no channel {name} in {channels}: "
-            + (f"expected one of {', '.join(names)}" if names else _NO_CHANNELS)
+            + (f"expected one of {', '.join(names)}" if names else _SET_CHANNELS)
         )
     found = []
     for day in sorted((channels / name).glob(f"{DATE_PREFIX}*")):
@@ -103,13 +103,13 @@ def list_parts(channels: Path, name: str) -> list[Part]:
             if ChannelFile.parse(entry.name) is None:
                 continue
             try:
-                found.append(Part(entry.path, entry.stat().st_size))
+                found.append(PartFile(entry.path, entry.stat().st_size))
             except FileNotFoundError:
-                continue  # it was not yet confirmed, and a retry of its delivery replaces it
+                continue  # its delivery was not confirmed, and a retry replaces the file
     return found
 
 
-def plan_tasks(parts: Sequence[Part], min_partitions: int, cores: int) -> list[ChannelTask]:
+def plan_tasks(parts: Sequence[PartFile], min_partitions: int, cores: int) -> list[ChannelTask]:
     """Plans tasks of about equal size: one for each core, or fewer for little data."""
     total = sum(part.size for part in parts)
     share = max(min(total // min_partitions, max(total // cores, _MIN_TASK_BYTES)), 1)
@@ -129,7 +129,7 @@ def _read_file(path: str) -> Iterator[pa.RecordBatch]:
     try:
         file = pq.ParquetFile(path)
     except FileNotFoundError:
-        # It was not yet confirmed, and a retry of its delivery replaces it.
+        # Its delivery was not confirmed, and a retry replaces the file.
         return
     with file:
         yield from file.iter_batches(_BATCH_ROWS, columns=_COLUMNS)

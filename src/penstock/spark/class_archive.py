@@ -1,6 +1,6 @@
 """Archive of Spark's loaded classes (class data sharing), which halves the start time of Java.
 
-The archive is in the user's cache directory. A Java that it does not match starts without it.
+The archive is in the user's cache directory. If it does not match, Java starts without it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _ARCHIVE_OPTIONS = ("SharedArchiveFile", "ArchiveClassesAtExit", "-Xshare")
 
 
 class ClassArchive:
-    """The class archive for one start of Java, whose `options` use the archive if it exists.
+    """The class archive for one start of Java. `options` returns Java's options for it.
 
     With `writes`, Java writes the archive when it ends, see `write`.
     """
@@ -62,8 +62,8 @@ class ClassArchive:
             _sync(self._unfinished)
         except FileNotFoundError:
             raise SettingError(
-                "this Java cannot archive classes: it has no archive of its own, lib/server/"
-                "classes.jsa"
+                "this Java cannot archive classes: its own archive lib/server/classes.jsa is "
+                "missing"
             ) from None
         self._unfinished.rename(self._path)
         # Remove unfinished archives, and archives of earlier versions of Java and Spark.

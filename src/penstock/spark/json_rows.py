@@ -35,7 +35,7 @@ from penstock.errors import SettingError
 _KEYS = (StringType, NumericType, DateType, TimestampType, TimestampNTZType)
 _VALUES = (*_KEYS, BinaryType, BooleanType, DayTimeIntervalType, NullType, TimeType)
 
-# Converts a value from Arrow into one that msgspec encodes; None if no conversion is necessary.
+# Converts a value from Arrow for msgspec; None if no conversion is necessary.
 Conversion: TypeAlias = Callable[[Any], Any] | None
 
 
@@ -133,7 +133,7 @@ def _values(column: pa.Array[Any]) -> Sequence[Any]:
         except AttributeError:  # for other years the list has numbers
             raise ValueError("a time is not in the years 1 to 9999") from None
     if _has_floats(kind):
-        # By way of strings, so that 0.1 does not become 0.10000000149011612.
+        # Converted through strings, so that 0.1 does not become 0.10000000149011612.
         column = column.cast(_replace(kind, pa.string()))
     plain: pa.Array[Any] = column.cast(_replace(kind, pa.float64()))
     return plain.to_pylist()

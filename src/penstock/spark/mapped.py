@@ -36,7 +36,8 @@ def map_piece(piece: Piece) -> StoredMessages | None:
         # The size is not taken from the last entry: damage to it must not affect other messages.
         data = _map(data_path(directory, segment.first), segment.size)
     except (OSError, ValueError):
-        # The files were removed or cut; the broker has the intact messages, or reports the loss.
+        # The files were removed or truncated. The broker has the intact messages, or reports the
+        # loss.
         return None
     return StoredMessages(segment.first, entries, pa.py_buffer(data), 0).part(
         piece.first, piece.end

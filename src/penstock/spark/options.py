@@ -104,7 +104,7 @@ T = TypeVar("T", bound=QueryOptions)
 
 
 def is_channel_query(options: Mapping[str, str]) -> bool:
-    """Whether a query reads a channel; SettingError if it names streams as well."""
+    """Whether a query reads a channel; SettingError if it also names streams."""
     names = {option.lower() for option in options}
     if {"channel", "stream"} <= names:
         raise SettingError(
@@ -115,7 +115,7 @@ def is_channel_query(options: Mapping[str, str]) -> bool:
 
 
 def check_option_names(options: Mapping[str, str]) -> None:
-    """Raises SettingError for a name that is no option of any kind of query."""
+    """Raises SettingError for a name that is unknown for all kinds of queries."""
     known = {name for kind in _KINDS for name in kind.__struct_encode_fields__}
     for option in options:
         if option.lower() not in {name.lower() for name in known} | _SPARK_OPTIONS:

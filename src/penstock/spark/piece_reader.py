@@ -1,7 +1,7 @@
 """Reading of a task's pieces as Arrow batches, with their checksums verified.
 
 On the broker's machine a task maps the files. On other machines, for memory streams, and for
-missing or cut files, it reads from the broker.
+missing or truncated files, it reads from the broker.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_task(task: ReadTask, *, via: Via, fails_on_loss: bool) -> Iterator[pa.R
 
 
 class PieceReader:
-    """Reads the pieces of one task; connects only if one of them needs it."""
+    """Reads the pieces of one task; connects to the broker only if a piece has no usable files."""
 
     def __init__(self, place: Place, *, via: Via, fails_on_loss: bool) -> None:
         self._place = place
@@ -77,7 +77,7 @@ class PieceReader:
             if mapped is not None:
                 yield mapped
                 return
-            # If files of this machine were removed or cut, the broker reports the reason.
+            # If files of this machine were removed or truncated, the broker reports the reason.
             if self._via == "files" and not has_files(piece):
                 raise FileNotFoundError(
                     f"option via is files, but stream {piece.stream!r} has no files on this machine"
@@ -133,7 +133,7 @@ def _fetch_part(client: InternalClient, piece: Piece, number: int) -> StoredMess
         try:
             run = _read(client, piece, number)
         except _UNREADABLE:
-            break  # the next call meets the error again
+            break  # the next call raises the error again
         if run.first_sequence_number != number or run.position != runs[0].position + size:
             break  # messages were removed, or an end position is damaged; the next call reads on
         runs.append(run)

@@ -35,7 +35,7 @@ class Piece(NamedTuple):
     # None for a memory stream.
     root: str | None
     instance: str
-    # Messages with other ingest times are no rows.
+    # Messages with other ingest times are left out.
     times: TimeRange
 
     @property
@@ -44,7 +44,7 @@ class Piece(NamedTuple):
         segment = self.segment
         count = self.end - self.first
         size = segment.size * count // (segment.end - segment.first)
-        # Each message has at least a byte, so a lost segment costs nothing for any count.
+        # Each message has at least one byte. A lost segment has size 0 and costs nothing.
         return max(size + min(count, size) * _MESSAGE_BYTES, 1)
 
 
@@ -94,12 +94,12 @@ def plan_tasks(
         return []
     total = sum(piece.cost for piece in pieces)
     cores = cores or os.cpu_count() or 1
-    # The same number for each core, so that no core is idle while another runs a last task.
+    # Each core gets the same number of tasks, so that no core is idle while another runs the last.
     rounds = -(-total // (cores * _MAX_TASK_BYTES))
     share = max(-(-total // (cores * rounds)), _MIN_TASK_BYTES)
     max_share = max(total // min_partitions, 1)
     # A task may exceed its share by half of a piece, because the check of a whole segment is
-    # faster. If min_partitions reduces the share, it may not.
+    # faster, except if min_partitions reduces the share.
     divisor = 2 if share <= max_share else 1
     share = min(share, max_share)
     tasks: list[list[Piece]] = []

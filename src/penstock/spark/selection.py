@@ -11,7 +11,7 @@ from penstock.errors import ResourceNotFoundException, SettingError
 from penstock.model.limits import INT64_MAX
 from penstock.model.storage import StreamPosition
 
-# No name of a stream has these characters.
+# Names of streams cannot have these characters.
 _WILDCARDS = frozenset("*?[")
 
 _NUMBER = re.compile("[0-9]{1,19}")
@@ -113,7 +113,7 @@ def require_one_bound(
 def require_order(
     starting: Positions, ending: Positions, streams: Iterable[StreamPosition]
 ) -> None:
-    """Raises SettingError if a starting sequence number is above the ending one of its stream."""
+    """Raises SettingError if a starting sequence number is above the ending one."""
     for stream in streams:
         first, end = starting.position_in(stream), ending.position_in(stream)
         if isinstance(first, int) and isinstance(end, int) and first > end:

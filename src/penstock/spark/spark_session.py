@@ -38,7 +38,7 @@ _LOG_SETTINGS = Path(__file__).with_name("log4j2.properties")
 # If a query is stopped during a batch, Spark matches the error's text with a recursive pattern,
 # which overflows stacks of the default size.
 _STACK_SIZE = "-Xss4m"
-# Spark checks for null before it gets a value from Arrow, so Arrow need not.
+# Spark checks for null before it gets a value from Arrow, so Arrow's check is redundant.
 _NO_NULL_CHECK = "-Darrow.enable_null_check_for_get=false"
 
 _MIN_HEAP_MB = 512
@@ -84,10 +84,10 @@ def register(spark: SparkSession) -> None:
     """Registers format("penstock") in a session; repeated calls have no effect."""
     from penstock.spark.source import SCHEMA, PenstockDataSource
 
-    # Spark warns if a source is replaced. Settings have the lifetime of the session, as sources do.
+    # Spark warns if a source is replaced. The setting lives as long as the source: in the session.
     if spark.conf.get(_REGISTERED, None) is None:
         if SparkSession.getActiveSession() is not spark:
-            # Sources are registered in the active session; this makes it the active one.
+            # Sources are registered in the active session; this activates the session.
             spark.createDataFrame([], SCHEMA)
         spark.dataSource.register(PenstockDataSource)
         spark.conf.set(_REGISTERED, "true")
@@ -165,13 +165,14 @@ def _start_java(requested: dict[str, str], archive: ClassArchive | None = None) 
 def _choose_python(settings: SparkConf, environment: MutableMapping[str, str]) -> None:
     """Sets the variable that names the Python of workers.
 
-    PySpark ignores the setting, which overrides the variable in spark-submit, and here.
+    PySpark ignores the setting `spark.pyspark.python`. As in spark-submit, it overrides the
+    variable.
     """
     python = settings.get("spark.pyspark.python", "")
     if python:
         environment[_PYTHON_VARIABLE] = python
     elif _is_local(settings) and _PYTHON_VARIABLE not in environment:
-        # Another Python would lack the packages of this one. On a cluster this path may not exist.
+        # Another Python would lack these packages. On a cluster this path may not exist.
         environment[_PYTHON_VARIABLE] = str(worker_python(sys.executable, environment))
 
 
@@ -192,7 +193,7 @@ def _variables_for_java(
         options.append(f"-Dlog4j2.configurationFile={_LOG_SETTINGS.as_uri()}")
     if archive is not None:
         options += archive.options(java_home)
-    # The last one of two equal options takes effect.
+    # If an option occurs twice, the last one takes effect.
     options.append(environment.get("SPARK_SUBMIT_OPTS", ""))
     variables["SPARK_SUBMIT_OPTS"] = " ".join(options)
     return variables

@@ -29,7 +29,7 @@ _COLUMNS: dict[str, pa.DataType] = {
 # The schema that Spark derives from the schema of the source.
 ARROW_SCHEMA = pa.schema([pa.field(name, kind, nullable=False) for name, kind in _COLUMNS.items()])
 
-# The limits of a batch: large ones exceed the CPU cache, small ones have too much overhead.
+# The limits of a batch: large batches exceed the CPU cache, small batches have overhead.
 _MAX_BATCH_BYTES = 4 * 1024 * 1024
 _MAX_BATCH_MESSAGES = 16_384
 # The number of checksums that are compared at once. It limits the memory for Python objects, as a
@@ -141,7 +141,7 @@ def _find_intact(stored: StoredMessages) -> Mask:
     """Returns a mask of the messages whose own checksums match."""
     times = stored.entries["ingest_time"]
     seeds = ((times ^ (times >> 32)) & 0xFFFFFFFF).tolist()
-    # 64 bits wide, because a damaged end may be anywhere, even below 0.
+    # 64 bits wide, because a damaged end may be any number, even a negative one.
     ends = stored.entries["end"].astype(np.int64) - stored.position
     begins = np.concatenate(([stored.start], ends[:-1]))
     view = memoryview(stored.payloads)

@@ -37,8 +37,8 @@ from penstock.spark.selection import (
 )
 from penstock.spark.times import TimeRange
 
-# The time that a trigger without messages waits for one at the broker, so that an idle query costs
-# little. It is short, because a query with several sources polls them in turn.
+# A trigger without messages waits at the broker, so that an idle query costs little. The time is
+# short, because a query with several sources polls them in turn.
 _WAIT_MILLIS = 100
 # The key that marks an initial offset that is not yet in the checkpoint.
 _NOT_IN_CHECKPOINT = "unmarked"
@@ -82,7 +82,8 @@ class PenstockStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for stream in streams
         ).to_json()
         # The checkpoint has the initial offset only as the end of a first batch. A start at the
-        # latest message or at a time gets an empty first batch, so that a restart does not move it.
+        # latest message or at a time gets an empty first batch, so that it is stable after a
+        # restart.
         moves = self._starting.has_latest or self._options.starting_timestamp is not None
         return {**initial, _NOT_IN_CHECKPOINT: True} if moves else initial
 

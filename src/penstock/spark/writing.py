@@ -57,7 +57,7 @@ class AppendedRows(WriterCommitMessage):
 class Layout:
     """The mapping from rows to messages and streams.
 
-    SettingError if the columns do not match the options.
+    Raises SettingError if the columns do not match the options.
     """
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
@@ -68,7 +68,7 @@ class Layout:
                 schema,
                 _STREAM,
                 (StringType,),
-                "name the stream with option stream, or in such a column for each row",
+                "set option stream, or name the stream of each row in this column",
             )
         self._payloads: Callable[[pa.RecordBatch], list[bytes]]
         if options.payload == "json":
@@ -121,7 +121,7 @@ def _payloads_in(column: pa.Array[Any]) -> list[bytes]:
     if not all(payloads):
         problem = "null" if None in payloads else "empty"
         raise ValueError(
-            f"column payload is {problem} in a row: expected 1 byte or more; remove such rows "
+            f"column payload is {problem} in a row: expected 1 byte or more; remove these rows "
             'with .where("length(payload) > 0")'
         )
     return payloads
@@ -130,8 +130,8 @@ def _payloads_in(column: pa.Array[Any]) -> list[bytes]:
 class _BaseWriter:
     """Common base of the batch and the streaming writer, created on the driver and run by tasks."""
 
-    # Whether the driver waits for an unavailable broker. At the start of a batch query, a wrong
-    # port is a likelier reason than a restart.
+    # Whether the driver waits for an unavailable broker. A batch query fails at once, because a
+    # wrong port is more likely than a restart.
     _waits_for_broker: bool
     _expected_mode: str
     _rejected_mode: str

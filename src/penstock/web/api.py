@@ -338,7 +338,7 @@ def _select_messages(request: Request, log: Log) -> tuple[int, int]:
     count = _query_number(request, "last", count, _MAX_MESSAGES)
     end = min(_query_number(request, "before", log.end), log.end)
     first = max(end - count, log.oldest)
-    # If they do not fit into a page, the newest messages are shown.
+    # If the messages exceed a page, the newest are shown.
     while end - first > 1 and log.size_of(first, end) > _MAX_PAGE_BYTES:
         first += 1
     return first, end
@@ -404,7 +404,7 @@ def _query_number(request: Request, name: str, default: int, maximum: int | None
 def _parse_number(name: str, text: str, maximum: int | None = None) -> int:
     """Parses a number from 0 on, or from 1 to the maximum."""
     minimum = 0 if maximum is None else 1
-    # No sequence number is longer, and parsing thousands of digits is slow.
+    # The maximum length of a sequence number. Parsing thousands of digits is slow.
     number = int(text) if text.isascii() and text.isdigit() and len(text) <= 19 else -1
     if number < minimum or (maximum is not None and number > maximum):
         allowed = "0 or more" if maximum is None else f"1 to {maximum}"

@@ -20,7 +20,7 @@ _HINT = "send `Authorization: Bearer` and a token; `penstock env` prints one"
 
 
 class Permissions(NamedTuple):
-    """The streams that a request may see, and what it may do with them."""
+    """The streams that a request may see, and the operations that it may perform."""
 
     access: Access
     # None without a token.
@@ -80,7 +80,7 @@ class Authorizer:
         if not self._is_local(request):
             raise HTTPException(401, f"a token is needed: {_HINT}")
         if not self._settings.authenticate_client:
-            # Programs on this machine may do everything. Pages of other origins may not.
+            # Programs on this machine have full access. `_is_local` rejects other origins.
             return _permissions(FULL_ACCESS, role=None)
         allowed = self._settings.http_loopback_access
         if allowed is LoopbackAccess.NONE:

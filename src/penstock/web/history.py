@@ -1,7 +1,6 @@
 """The counts of the last five minutes, one sample a second, for plots.
 
-Counts are stored as they are, in one flat array per stream. Rates are differences, and are computed
-on request.
+Counts are stored in one flat array per stream. Rates are computed from them on request.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ class Counts(NamedTuple):
     bytes_read: int = 0
     messages_exported: int = 0
     bytes_exported: int = 0
-    # Not a count: the messages that are not exported at that moment.
+    # Not a count: the messages that are not exported at the time of the sample.
     messages_behind: int = 0
 
 
@@ -94,7 +93,7 @@ class History:
         self._samples_added = 0
         self._totals = CountRing()
         self._streams: dict[str, CountRing] = {}
-        # Streams that existed when there was no room for their counts.
+        # Existing streams without counts, because `_streams` was full.
         self._untracked: set[str] = set()
         self.exports = ExportRates()
 

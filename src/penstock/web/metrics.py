@@ -1,7 +1,4 @@
-"""Metrics for Prometheus. Each is declared once, and read from the broker for each scrape.
-
-The metrics need no counters of their own: they show the broker's statistics.
-"""
+"""Metrics for Prometheus. Each is declared once, and read from the broker's statistics."""
 
 from __future__ import annotations
 
@@ -312,7 +309,7 @@ DECLARED = (
     DeclaredMetric(
         "penstock_stream_damaged_messages",
         _gauge,
-        "Messages of the stream known to be damaged: found at the start of the broker or by a read",
+        "Damaged messages of the stream, found at the start of the broker or by a read",
         _per_stream(lambda stream: stream.damaged_messages),
         _STREAM,
     ),
@@ -382,7 +379,7 @@ DECLARED = (
     DeclaredMetric(
         "penstock_export_failures_in_a_row",
         _gauge,
-        "Deliveries that failed since the last one that made progress",
+        "Failed deliveries since the latest delivery with progress",
         _per_export(lambda export: export.failures),
         _EXPORT,
     ),
@@ -534,11 +531,11 @@ def _stream_labels(definition: MessageStreamDefinition) -> Labels:
 
 class _SnapshotCollector(Collector):
     def __init__(self, snapshot: MetricsSnapshot) -> None:
-        self._scene = snapshot
+        self._snapshot = snapshot
 
     def collect(self) -> Iterator[Metric]:
         for declared in DECLARED:
-            yield _family(declared, declared.read(self._scene))
+            yield _family(declared, declared.read(self._snapshot))
 
 
 def _family(declared: DeclaredMetric, samples: Samples) -> Metric:

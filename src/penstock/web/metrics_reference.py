@@ -22,7 +22,7 @@ The usual metrics of a process are served too, such as `process_resident_memory_
 
 ## Equivalents of Stream Manager's telemetry
 
-Stream Manager sends these metrics to AWS once a day, as sums. `increase(…[1d])` gives the same.
+Stream Manager sends these metrics to AWS once a day, as sums. `increase(…[1d])` gives these sums.
 
 | telemetry of Stream Manager | metric of Penstock |
 |---|---|

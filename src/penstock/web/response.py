@@ -65,8 +65,8 @@ class RoomResponse(Response):
                     "headers": self.raw_headers,
                 }
             )
-            # Each call waits until the client has taken the previous chunk. The last one is empty,
-            # so that the room is kept for all chunks.
+            # Each call waits until the client has taken the previous chunk. The last chunk is
+            # empty, so that the room is kept for all data.
             for start in range(0, len(body), _CHUNK_BYTES):
                 chunk = bytes(body[start : start + _CHUNK_BYTES])
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})

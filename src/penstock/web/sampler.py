@@ -1,4 +1,4 @@
-"""Samples of the broker's statistics: one a second for the history, and new ones for answers."""
+"""Samples of the broker's statistics: one a second for the history, and one for each answer."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from penstock.web.history import STEP_MILLIS, Counts, ExportKey, History
 
 logger = logging.getLogger(__name__)
 
-# Limits of answers about all streams: their share of the event loop's time, and the wait of a
-# request. Scrapes must not slow down a broker with thousands of streams.
+# Limits of answers about all streams: the share of the event loop's time, and the pause between
+# them. Scrapes must not slow down a broker with thousands of streams.
 _MAX_SHARE = 0.1
 _MAX_PAUSE_SECONDS = 1.0
 # The same limit for samples of the history.
@@ -43,8 +43,8 @@ class Sampler:
             self.history.exports.add(statistics.time, _exported(statistics))
         except Exception:
             logger.exception("cannot sample the broker's statistics")
-        # Aligned to full steps, so that the time that a sample takes does not add up. Slow samples
-        # skip steps.
+        # Aligned to full steps, so that the durations of samples cause no drift. Slow samples skip
+        # steps.
         seconds = STEP_MILLIS / 1000
         pause = max((time.thread_time() - began) / _MAX_SAMPLE_SHARE, seconds)
         steps = (self._loop.time() + pause) // seconds
@@ -65,8 +65,8 @@ class _Answer(NamedTuple):
 class SharedAnswers:
     """Answers about all streams that concurrent requests share. One is written at a time.
 
-    An answer is never older than its request: it is written from a sample that was taken after
-    the request arrived. So it contains every change that the caller knew of before.
+    The sample of an answer is taken after its request arrived, so it contains all changes before
+    the request.
     """
 
     def __init__(self, sampler: Sampler) -> None:
@@ -79,12 +79,12 @@ class SharedAnswers:
 
     async def get(self, key: Hashable, write: Callable[[Statistics], Awaitable[bytes]]) -> bytes:
         """Returns an answer. Concurrent requests with the same key share it."""
-        arrived_after = self._samples
+        earlier_samples = self._samples
         self._requests += 1
         try:
             async with self._writing:
                 answer = self._answers.get(key)
-                if answer is None or answer.sample <= arrived_after:
+                if answer is None or answer.sample <= earlier_samples:
                     answer = await self._write(write)
                     self._answers[key] = answer
                 return answer.text

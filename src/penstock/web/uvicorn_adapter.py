@@ -2,8 +2,8 @@
 
 `uvicorn.Server` does not fit into the broker: it handles signals, wakes up ten times a second and
 does not count connections before their TLS handshake. So the broker accepts connections itself and
-only takes the class that speaks HTTP/1.1 from uvicorn. That class is not documented. All code that
-depends on it is in this module, which relies on these members:
+uses only uvicorn's protocol class for HTTP/1.1. The class is not documented. All code that depends
+on it is in this module, which relies on these members:
 
 - `uvicorn.server.ServerState()`, and its set `tasks` of running requests.
 - `uvicorn.protocols.http.h11_impl.H11Protocol(config, server_state, app_state)`, an
@@ -69,7 +69,7 @@ class HttpServer:
             ws="none",
             # The client is the peer of the connection. Headers of a proxy are not trusted.
             proxy_headers=False,
-            # Any byte stops this timer of uvicorn, so a connection has its own.
+            # Any byte stops this timer of uvicorn, so each connection has its own timer.
             timeout_keep_alive=math.ceil(request_timeout),
         )
         self._config.load()
@@ -86,9 +86,9 @@ class HttpServer:
         return HttpConnection(self, self._config, self._state)
 
     def evict_oldest(self, newest: HttpConnection) -> bool:
-        """Closes the connection that has been without a complete request for longest.
+        """Closes the connection that has been idle for longest.
 
-        If there is none, closes a connection whose client does not take its response. Returns False
+        If none is idle, closes a connection whose client does not take its response. Returns False
         if all connections but the newest are busy.
         """
         others = [each for each in self.connections if each is not newest]
@@ -146,7 +146,7 @@ class HttpConnection(H11Protocol):
 
     def evict(self) -> None:
         """Aborts the connection to make room for another one."""
-        # `connection_lost` follows only in the next turn of the loop; do not count it until then.
+        # `connection_lost` is called in the next turn of the loop; do not count it until then.
         self._server.connections.discard(self)
         self._transport.abort()
         peer = self._transport.get_extra_info("peername")

@@ -63,7 +63,7 @@ class WebServer:
         self._url = ""
         self._listener: Listener | None = None
         self._events = Events()
-        # Installed at once, to keep the events of the broker's start as well.
+        # Installed at once, to include the events of the broker's start.
         logging.getLogger().addHandler(self._events)
 
     @property

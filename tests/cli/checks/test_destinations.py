@@ -189,7 +189,7 @@ def test_export_of_an_unknown_kind_is_not_checked(
         finding, *_ = find(broker.root)
 
     assert finding == CheckFinding(
-        "export", State.skip, "kinesis: not checked: the address is not known, for s/e"
+        "export", State.skip, "kinesis: not checked: the address is unknown, for s/e"
     )
 
 

@@ -110,7 +110,7 @@ class Harness(ABC):
 class KinesisHarness(Harness):
     kind = service = "kinesis"
     max_messages = 500
-    bad = (bytes(1024 * 1024), "a Kinesis record has 1048576 at most")
+    bad = (bytes(1024 * 1024), "the maximum of a Kinesis record is 1048576")
     can_fail_partly = True
 
     def config(self, batch_size: int | None = None) -> ExportConfig:

@@ -59,7 +59,7 @@ def count_calls(harness: SiteWiseHarness) -> int:
         ([7], "expected a JSON object (entries[0])"),
         ([[ENTRY], None], "expected a JSON object (entries[0], entries[1])"),
         ({"entries": [7]}, "expected a JSON object (entries[0])"),
-        ([ENTRY] * 201, "201 SiteWise entries: a message has 200 at most"),
+        ([ENTRY] * 201, "201 SiteWise entries: the maximum of a message is 200"),
         ({}, "entryId"),
         (ENTRY | {"entryId": "a b"}, "entryId"),
         (ENTRY | {"entryId": 7}, "entryId"),
@@ -69,8 +69,8 @@ def count_calls(harness: SiteWiseHarness) -> int:
         (ENTRY | {"propertyValues": [VALUE | {"value": 7}]}, "propertyValues[0].value"),
         (ENTRY | {"propertyValues": [{"value": {}}]}, "timestamp"),
         (ENTRY | {"propertyValues": [VALUE | {"timestamp": {}}]}, "timeInSeconds"),
-        (ENTRY | {"propertyAlias": None}, "no propertyAlias, nor both assetId and propertyId"),
-        (ENTRY | {"propertyAlias": None, "assetId": "a"}, "no propertyAlias"),
+        (ENTRY | {"propertyAlias": None}, "expected propertyAlias, or assetId and propertyId"),
+        (ENTRY | {"propertyAlias": None, "assetId": "a"}, "expected propertyAlias"),
     ],
 )
 def test_invalid_entry_is_skipped_with_the_field(

@@ -35,7 +35,7 @@ def body_of(path: Path, content: bytes) -> Body:
 
 
 def with_other_digest(body: Body) -> Body:
-    body.digest = digest_of(b"other content")
+    body.checksum = digest_of(b"other content")
     return body
 
 
@@ -219,7 +219,7 @@ def open_file(path: Path, content: bytes) -> InputFile:
 def test_small_body_is_in_memory(tmp_path: Path) -> None:
     with open_file(tmp_path / "a", b"0123456789") as file:
         body = Body(file, 2, 5)
-    assert (body.content, body.size, body.digest) == (b"23456", 5, digest_of(b"23456"))
+    assert (body.content, body.size, body.checksum) == (b"23456", 5, digest_of(b"23456"))
     assert body.error is None
 
 
@@ -229,7 +229,7 @@ def test_large_body_is_a_file(tmp_path: Path) -> None:
         body = Body(file, 10, LARGE)
         window = body.content
         assert not isinstance(window, bytes)
-        assert body.digest == digest_of(content[10 : 10 + LARGE])
+        assert body.checksum == digest_of(content[10 : 10 + LARGE])
         assert window.seek(0, io.SEEK_END) == LARGE
         assert window.read(5) == b""
         assert window.seek(3) == 3

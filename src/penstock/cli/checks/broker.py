@@ -31,7 +31,7 @@ def check_broker(context: CheckContext) -> Outcome:
         is_expected = target.host or target.port or target.unix_socket or context.is_served
         mend = (
             f"`{target.serve_command}` starts one"
-            if target.is_here
+            if target.is_local
             else "start it there, or check --host"
         )
         return (fail if is_expected else warn)(contact.error, mend)

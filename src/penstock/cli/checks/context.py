@@ -42,7 +42,7 @@ class Contact(NamedTuple):
     definitions: tuple[MessageStreamDefinition, ...] = ()
     # Exports, as `stream/identifier`, whose last delivery succeeded.
     working: frozenset[str] = frozenset()
-    # The damage that the broker knows, a text for each damaged stream.
+    # The damage that the broker reports: a text for each damaged stream.
     damage: tuple[str, ...] = ()
     # The disk of the broker's root; None if the server does not report it.
     disk: DiskStatistics | None = None
@@ -150,7 +150,7 @@ def _read_inventory(root: Path) -> Inventory:
 
 
 def _measure(root: Path) -> int:
-    """Measures the files: the catalog does not know the sizes of the newest segments."""
+    """Measures the files, because the catalog lacks the sizes of the newest segments."""
     size = 0
     for path in root.glob("streams/*/*.data"):
         # The broker may remove a segment at any time.

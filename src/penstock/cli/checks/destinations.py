@@ -102,7 +102,7 @@ def _no_route(_kind: str, _export: ExportConfig, _environment: Mapping[str, str]
 
 
 def _unknown_route(kind: str, _export: ExportConfig, _environment: Mapping[str, str]) -> Route:
-    return Route(kind, problem=skip("not checked: the address is not known"))
+    return Route(kind, problem=skip("not checked: the address is unknown"))
 
 
 def _aws_route(kind: str, _export: ExportConfig, environment: Mapping[str, str]) -> Route:
@@ -159,7 +159,7 @@ def _enumerate(exports: Sequence[str]) -> str:
 
 
 def find_credentials(environment: Mapping[str, str]) -> Outcome:
-    """Whether there are AWS credentials. Their values are not read."""
+    """Whether there are AWS credentials. Their values are not used."""
     for source, variables in _CREDENTIALS:
         if all(environment.get(variable) for variable in variables):
             return ok(f"from the {source}: {', '.join(variables)}")

@@ -92,7 +92,7 @@ def check_dashboard(context: CheckContext) -> Outcome:
     if problem is None:
         return ok(f"{settings.http_host}:{port or 'any port'} is free")
     if settings.http_port is None:
-        # Only `penstock up` uses it then.
+        # Then only `penstock up` uses this port.
         return problem._replace(state=State.warn)
     return problem
 
@@ -141,10 +141,9 @@ def check_tls(context: CheckContext) -> Outcome:
 
 
 def read_certificate_end(certificate: str, key: str) -> float:
-    """The expiry of a certificate; SSLError or OSError if it does not work with its key.
+    """The expiry of a certificate; SSLError or OSError if the key does not match.
 
-    Python's ssl decodes a certificate only if it was accepted from a peer: so this performs a
-    handshake in memory.
+    Python's ssl decodes only certificates of peers, so this performs a handshake in memory.
     """
     server_context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     # A broker cannot prompt for a password: encrypted keys are refused.

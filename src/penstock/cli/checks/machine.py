@@ -64,12 +64,12 @@ def _found_all(found: list[str]) -> Outcome:
     return ok(", ".join(found)) if found else skip("penstock is not installed as a package")
 
 
-def _install_line(what: str) -> str:
-    return shlex.join([sys.executable, "-m", "pip", "install", what])
+def _install_line(package: str) -> str:
+    return shlex.join([sys.executable, "-m", "pip", "install", package])
 
 
 def _packages(extra: str | None) -> tuple[list[str], list[str]]:
-    """The packages that Penstock requires, always or with an extra: found ones and problems."""
+    """Checks the packages that Penstock or an extra requires: versions found, and problems."""
     try:
         requirements = metadata.requires(DISTRIBUTION) or []
     except metadata.PackageNotFoundError:

@@ -74,7 +74,7 @@ def check_store(context: CheckContext) -> Outcome:
     if inventory.error:
         return fail(
             f"cannot read its catalog: {inventory.error}",
-            "`penstock serve` repairs it if it can; otherwise restore catalog.sqlite from a backup",
+            "`penstock serve` repairs it if possible; else restore catalog.sqlite from a backup",
         )
     count = len(inventory.definitions)
     streams = "1 stream" if count == 1 else f"{count} streams"

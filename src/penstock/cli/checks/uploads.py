@@ -41,8 +41,8 @@ def check_input_directories(context: CheckContext) -> Outcome:
 def _find_problem(directory: str) -> str:
     """The reason why files in the directory cannot be read; empty if they can."""
     try:
-        # The dot checks that it is a directory that may be entered. Tasks name their files, so it
-        # need not be listable.
+        # With the dot, `stat` requires search permission. Read permission is not needed, because
+        # tasks name their files.
         os.stat(f"{directory}/.")  # noqa: PTH116 - a Path would drop the dot
     except OSError as error:
         return f"{directory}: {error.strerror}"

@@ -2,7 +2,7 @@
 
 A kind is the name of a field of `ExportDefinition`, such as `iot_sitewise`. The broker sends it
 with each slice. S3 tasks are not in the registry: `penstock.pipeline.uploads` delivers them.
-`docs/exports.md` lists the other places that a new destination touches.
+`docs/exports.md` lists the other changes for a new destination.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from collections.abc import Callable
 
 from penstock.pipeline.destinations.destination import Destination, ExportContext
 
-# The name of a module of this package, and of its class. A module is imported when the first export
-# needs it: boto3 takes a second.
+# A module of this package, and its class. Modules are imported on first use, because the import of
+# boto3 takes a second.
 DESTINATIONS = {
     "http": ("http", "HttpDestination"),
     "iot_analytics": ("channel", "ChannelDestination"),

@@ -51,12 +51,12 @@ _SET_CREDENTIALS = (
 _ADVICE = {
     code: advice
     for codes, advice in {
-        "AccessDenied AccessDeniedException": "allow it to the role or user of the pipeline",
+        "AccessDenied AccessDeniedException": "allow it for the role or user of the pipeline",
         "ExpiredToken ExpiredTokenException": f"the credentials have expired: {_SET_CREDENTIALS}",
         "IncompleteSignatureException InvalidToken MissingAuthenticationTokenException "
         "NoCredentialsError PartialCredentialsError": _SET_CREDENTIALS,
         "InvalidAccessKeyId InvalidClientTokenId UnrecognizedClientException": (
-            f"the credentials are not known: {_SET_CREDENTIALS}"
+            f"the credentials are unknown: {_SET_CREDENTIALS}"
         ),
         "InvalidSignatureException SignatureDoesNotMatch": (
             f"check the clock, and {_SET_CREDENTIALS}"
@@ -71,7 +71,7 @@ _ADVICE = {
 # S3 is called through boto3: its overhead is small compared to a file.
 S3 = "s3"
 
-# The maximum number of jobs of a task.
+# Equal to the maximum number of jobs of a task.
 _MAX_CONNECTIONS = 256
 
 # By service and timeout.
@@ -131,24 +131,24 @@ def _make_client(service: str, timeout: float, **options: Any) -> Any:
         # boto3 reads the first variable only; other SDKs and Greengrass use the second.
         region_name=os.environ.get("AWS_DEFAULT_REGION") or os.environ.get("AWS_REGION") or None,
         config=Config(
-            # The delivery retries, and only failed messages.
+            # The delivery retries failed messages.
             retries={"total_max_attempts": 1, "mode": "standard"},
             connect_timeout=timeout,
             read_timeout=timeout,
-            # Destinations validate messages, with reasons for each of them.
+            # Destinations validate each message.
             parameter_validation=False,
             tcp_keepalive=True,
             # boto3's default is composed for each call, which takes longer than the signature.
             user_agent=f"penstock/{__version__} boto3/{boto3.__version__}",
             max_pool_connections=_MAX_CONNECTIONS,
-            # Uploads have a digest of their own.
+            # Uploads set their own checksums.
             request_checksum_calculation="when_required",
             **options,
         ),
     )
     host = urlsplit(client.meta.endpoint_url).hostname or ""
     if ".amazonaws." not in host and not host.endswith((".api.aws", ".amazonwebservices.com.cn")):
-        # Other hosts do not resolve with the name of a bucket, or "data.", as prefix.
+        # Endpoints outside AWS have no DNS names with a bucket, or "data.", as prefix.
         if service == S3 and not options:
             return _make_client(service, timeout, s3={"addressing_style": "path"})
         client.meta.config.inject_host_prefix = False
@@ -160,7 +160,7 @@ def _make_client(service: str, timeout: float, **options: Any) -> Any:
 def make_http_session(session: botocore.session.Session, client: Any) -> URLLib3Session:
     """HTTP connections with the proxies, certificates and timeouts of a client of the session.
 
-    The connections of the client itself are private members of botocore.
+    The client's own connections are private members of botocore.
     """
     config = client.meta.config
     endpoint = EndpointCreator(client.meta.events).create_endpoint(
@@ -168,7 +168,7 @@ def make_http_session(session: botocore.session.Session, client: Any) -> URLLib3
         client.meta.region_name,
         client.meta.endpoint_url,
         verify=session.get_config_variable("ca_bundle"),
-        # The timeout to connect is the same.
+        # `connect_timeout` has the same value.
         timeout=config.read_timeout,
         max_pool_connections=config.max_pool_connections,
         socket_options=[
@@ -227,7 +227,7 @@ _SCOPE = re.compile(
 )
 # The path of other URLs has to be normalized for the signature.
 _PLAIN_URL = re.compile(r"https?://[^/?#]+(?:/[\w~-][\w.~-]*)*/?", re.ASCII)
-# Headers of a single request.
+# Headers that differ between requests.
 _REQUEST_HEADERS = {
     "amz-sdk-invocation-id",
     "amz-sdk-request",
@@ -242,16 +242,16 @@ _REQUEST_HEADERS = {
 class RawCalls:
     """Calls of a boto3 client whose bodies pass unchanged in both directions.
 
-    boto3 validates, copies and encodes each record of a call, and parses each one of the answer;
-    here the destination does that. The first call of an operation goes through boto3, which finds
-    the endpoint and headers. Later calls repeat its request with another body and a signature of
-    their own, which takes half the CPU time of a call through boto3.
+    boto3 validates, copies and encodes each record of a call, and parses each record of the answer.
+    Here the destination encodes and parses records. The first call of an operation goes through
+    boto3, which finds the endpoint and headers. Later calls reuse them with a new body and
+    signature, which takes half the CPU time of a call through boto3.
 
     Several threads may call at once.
     """
 
     def __init__(self, client: Any, credentials: Any, http_session: URLLib3Session) -> None:
-        """`credentials` are those of the client's session; None if it has none."""
+        """`credentials` come from the client's session, and may be None."""
         self.meta = client.meta
         self._client = client
         self._credentials = credentials
@@ -264,7 +264,7 @@ class RawCalls:
         client.meta.events.register("before-send", self._save_template)
 
     def call(self, operation: str, body: bytes) -> bytes:
-        """The body of the answer. Errors are those of boto3."""
+        """Returns the body of the answer. Raises boto3's errors."""
         template = self._templates.get(operation)
         if template is None:
             answer: bytes = getattr(self._client, xform_name(operation))(**{_BODY: body})[_BODY]

@@ -1,15 +1,14 @@
 """Channels, the destination of exports to IoT Analytics: Parquet files, see `model.channel_file`.
 
-A channel has each message once, also if a delivery is repeated with another end after a crash at
-any point. The message alone determines its directory. A delivery begins with the first message that
-is not exported: messages in the directory with this sequence number or a higher one are left over
-from a failed delivery. They are removed in two steps. First, files that begin there or later are
-deleted. Then the rename that adds the new messages replaces a file that begins earlier. No rename
-removes a message with a lower number.
+A channel has each message exactly once, even if a delivery is repeated with another end after a
+crash. The message alone determines its directory. A delivery begins with the first message that is
+not exported: messages in the directory with this sequence number or a higher one are left over from
+a failed delivery. They are removed in two steps. First, files that begin at this number or later
+are deleted. Then the rename that adds the new messages replaces the file that begins earlier. The
+new file keeps all messages with lower numbers.
 
-A delivery that hangs may lose its lease, and another task may deliver the same messages and more
-before it continues. So a delivery writes under a lock of its export, and only if the broker
-confirms the lease under that lock.
+A delivery that hangs may lose its lease. Before it continues, another task may deliver the same
+messages. So a delivery locks its export, and then writes only if the broker confirms the lease.
 """
 
 from __future__ import annotations
@@ -61,7 +60,7 @@ _COMPRESSION: Literal["zstd", "snappy"] = "zstd" if pa.Codec.is_available("zstd"
 
 
 class Files:
-    """Operations on files. A process may crash after each of them."""
+    """File operations. Tests simulate a crash after each operation."""
 
     def make_directory(self, path: Path) -> None:
         if not path.is_dir():
@@ -74,7 +73,7 @@ class Files:
             table,
             path,
             compression=_COMPRESSION,
-            use_dictionary=["stream"],  # type: ignore[arg-type] # its stubs know no list
+            use_dictionary=["stream"],  # type: ignore[arg-type] # its stubs allow no list
             write_statistics=["stream", "sequence_number", "ingest_time"],
         )
 
@@ -164,7 +163,7 @@ class ChannelDestination(Destination):
         first = rows.numbers[0]
         target = self._clear(directory, first)
         table = self._make_table(rows)
-        if target is not None and _is_to_be_replaced(target, first):
+        if target is not None and _needs_rewrite(target, first):
             kept = pq.read_table(target, schema=_SCHEMA, memory_map=False, partitioning=None)
             table = pa.concat_tables([kept.filter(pc.field("sequence_number") < first), table])
         else:
@@ -189,7 +188,7 @@ class ChannelDestination(Destination):
         for path in stale:
             self._files.remove(path)
         if stale:
-            # Otherwise they could reappear after a power cut, beside the file that replaces them.
+            # Otherwise a power cut could restore them beside the file that replaces them.
             self._files.sync(directory)
         earlier = [number for number in own if number < first]
         return own[max(earlier)] if earlier else None
@@ -206,7 +205,7 @@ class ChannelDestination(Destination):
         return pa.table(columns, schema=_SCHEMA)
 
 
-def _is_to_be_replaced(path: Path, first: int) -> bool:
+def _needs_rewrite(path: Path, first: int) -> bool:
     """Whether a file is small, or has messages left over from a failed delivery."""
     if path.stat().st_size < SMALL_FILE_BYTES:
         return True

@@ -15,12 +15,12 @@ import msgspec
 
 from penstock.model import ExportConfig
 
-# Seconds. The broker retries sooner in any case.
+# Seconds. The broker's own maximum is lower.
 MAX_RETRY_AFTER = 3600.0
 
 
 class Messages(NamedTuple):
-    """Messages of one stream in order, as columns, which cost less than an object per message.
+    """Messages of one stream in order, as columns: an object for each message would cost more.
 
     They belong to a slice that begins with `first`. Numbers may be missing: the message is lost, or
     has arrived in an earlier delivery.
@@ -34,7 +34,7 @@ class Messages(NamedTuple):
     payloads: Sequence[bytes]
 
     def pick(self, places: Sequence[int]) -> Messages:
-        """The messages at these places; a range is fast."""
+        """The messages at these indexes of the columns; a range is fast."""
         columns: Any = self.numbers, self.ingest_times, self.payloads
         if isinstance(places, range):
             picked = [column[places.start : places.stop] for column in columns]
@@ -44,21 +44,21 @@ class Messages(NamedTuple):
 
 
 class DestinationCall(NamedTuple):
-    """One call with the first `message_count` messages given, except for skipped ones."""
+    """One call with the first `message_count` of the given messages, without skipped messages."""
 
     message_count: int
     # The messages that are sent. If there are none, the call is not made.
     numbers: Sequence[int] = ()
     # The arguments of `send`, which only the destination reads.
     content: Any = None
-    # The approximate number of bytes on the wire, at least that of the payloads.
+    # The approximate number of bytes on the wire; not less than the payloads.
     size: int = 0
     # By sequence number: the reason why a message can never be sent.
     skipped: Mapping[int, str] = {}
 
 
 class CallResult(NamedTuple):
-    """The result of a call: all other messages have arrived."""
+    """The result of a call. Messages that it does not list have arrived."""
 
     # By sequence number: the reason why a message failed. A retry may succeed.
     failed: Mapping[int, str] = {}
@@ -71,7 +71,7 @@ class UnavailableError(Exception):
 
     def __init__(self, reason: str, *, retry_after: float | None = None) -> None:
         super().__init__(reason)
-        # The number of seconds before a retry that the destination asked for.
+        # The seconds before a retry, if the destination returned them.
         self.retry_after = retry_after
 
 
@@ -119,7 +119,7 @@ class ExportContext(NamedTuple):
     settings: DestinationSettings
     # The broker's directory; None if the broker runs on another machine.
     root: str | None
-    # Seconds for one call. The destination has to apply it.
+    # The timeout of one call in seconds, which the destination has to apply.
     timeout: float
     # Whether the broker confirms the lease. Without the lease, another task may already have
     # delivered the messages. Raises UnavailableError if the broker does not answer.
@@ -144,8 +144,8 @@ class Destination(ABC):
     def prepare(self, messages: Messages) -> DestinationCall:
         """A call with the first of these messages, as many as fit, and at least one.
 
-        A skipped message counts as well. Failed messages are prepared again, so their sequence
-        numbers may have gaps.
+        Skipped messages count as well. Failed messages are prepared again, so sequence numbers may
+        have gaps.
         """
 
     @abstractmethod

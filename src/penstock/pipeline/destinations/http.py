@@ -31,14 +31,14 @@ from penstock.pipeline.destinations.destination import (
 )
 
 _MAX_MESSAGES = 500
-# The maximum number of jobs of a task.
+# Equal to the maximum number of jobs of a task.
 _MAX_CONNECTIONS = 256
 _MAX_ANSWER_BYTES = 64 * 1024
 _SHOWN_CHARACTERS = 200
 _SHOWN_BYTES = 4 * _SHOWN_CHARACTERS
 _DEFAULT_PORTS = {"http": 80, "https": 443}
 
-# These statuses are retried, and all from 500 on.
+# These statuses, and all from 500 up, are retried.
 _TEMPORARY_STATUSES = {408, 425, 429}
 # The URI or the credentials are wrong: smaller calls would be refused as well.
 _ENDPOINT_STATUSES = {401, 403, 404, 405}
@@ -94,8 +94,7 @@ class HttpDestination(Destination):
                 retries=False,
                 preload_content=False,
             )
-            # Closes the connection if the answer is longer: a connection can be reused only after
-            # all of an answer is read.
+            # Closes the connection if the answer is longer, because unread bytes prevent its reuse.
             with response:
                 content = response.read(_MAX_ANSWER_BYTES, decode_content=False)
         except (HTTPError, OSError) as error:

@@ -86,7 +86,7 @@ class KinesisDestination(Destination):
     def _fit(
         self, numbers: Iterable[int], records: Iterable[_Record]
     ) -> tuple[dict[int, _Record], dict[int, str]]:
-        """The first records, as many as fit in a call, and the reasons to skip oversized ones."""
+        """The first records, as many as fit in a call, and the reasons to skip others."""
         fitting: dict[int, _Record] = {}
         skipped: dict[int, str] = {}
         room = self._max_call_bytes
@@ -95,8 +95,8 @@ class KinesisDestination(Destination):
             size = len(record.data) + key_bytes
             if size > self._max_record_bytes:
                 skipped[number] = (
-                    f"{len(record.data)} bytes and {key_bytes} of its partition key: a Kinesis "
-                    f"record has {self._max_record_bytes} at most"
+                    f"{len(record.data)} bytes and a partition key of {key_bytes}: the maximum "
+                    f"of a Kinesis record is {self._max_record_bytes}"
                 )
             elif size > room:
                 break
@@ -117,7 +117,7 @@ class KinesisDestination(Destination):
                 return CallResult()
             records = _decode_records(result.records)
             if len(records) != len(call.numbers):
-                raise ValueError(f"{len(records)} records in the answer to {len(call.numbers)}")
+                raise ValueError(f"{len(records)} results for {len(call.numbers)} records")
             failed = {
                 number: f"kinesis PutRecords: {code}: {record.get('ErrorMessage') or ''}"
                 for number, record in zip(call.numbers, records, strict=True)
@@ -129,7 +129,7 @@ class KinesisDestination(Destination):
 
     @property
     def pause(self) -> float:
-        """The configured delay; none if the pipeline may list the shards of the stream."""
+        """The configured delay, or 0 if the pipeline may list the shards of the stream."""
         if not self._delay:
             return 0.0
         valid_until, is_known = _shards.get(self._name, (0.0, False))

@@ -31,7 +31,7 @@ class RequestTemplate:
         parts = urlsplit(url)
         self._start = f"{method}\n{parts.path or '/'}\n\n"
         self._signed = _canonicalize({"host": _find_host(url), **headers})
-        # The last key, and the secret and the day that it is derived from.
+        # The secret and the day of the last key, and the key.
         self._key: tuple[str, str, bytes] = "", "", b""
 
     def sign(self, body: bytes, credentials: Any, now: float) -> dict[str, str]:
@@ -66,7 +66,7 @@ class RequestTemplate:
 
 
 def _canonicalize(headers: Mapping[str, str]) -> dict[str, str]:
-    """The headers that are signed, in the form in which they are signed."""
+    """The canonical form of the signed headers."""
     return {
         lower: " ".join(value.split())
         for name, value in headers.items()

@@ -1,15 +1,15 @@
 """IoT SiteWise: BatchPutAssetPropertyValue, with messages in JSON.
 
-A message is an entry, a list of entries, or an object `{"entries": [...]}`. Entries are sent as the
-program wrote them, including fields that are unknown here. Each entry has its own result:
+A message is an entry, a list of entries, or an object `{"entries": [...]}`. Entries are sent
+unchanged, including unknown fields. Each entry has its own result:
 
-- Entries that fail temporarily are retried without the others, as long as the delivery lasts. The
-  next delivery sends the whole message again: SiteWise replaces a value by the same one.
-- If an entry is refused, the others are sent nevertheless. The message is then skipped, with a
+- Entries that fail temporarily are retried alone until the delivery ends. The next delivery sends
+  the whole message again: SiteWise overwrites a value of the same time.
+- If an entry is refused, the other entries are still sent. The message is then skipped, with a
   reason that names the entry by its place, such as `entries[2]`.
 
-Messages share a call if all their entries fit. A message that needs several calls has them for
-itself, and all of them are made within one `send`.
+Messages share a call if all their entries fit. A message that needs several calls shares no call,
+and one `send` makes all its calls.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from penstock.pipeline.destinations.destination import (
 _SERVICE = "iotsitewise"
 _OPERATION = "BatchPutAssetPropertyValue"
 _MAX_ENTRIES = 10
-# Limits the calls within one `send`, because all of them are repeated after a crash.
+# Limits the calls within one `send`, because a crash repeats all these calls.
 _MAX_MESSAGE_ENTRIES = 200
 
 # An entry with one of these errors is never accepted. All other errors may be temporary, or the
@@ -45,7 +45,7 @@ _FINAL_ERRORS = ("InvalidRequest", "TimestampOutOfRange")
 
 
 class _PropertyValue(msgspec.Struct, rename="camel"):
-    # SiteWise checks it, and may have new types of values.
+    # Not validated here, because SiteWise may add types of values.
     value: dict[str, Any]
     timestamp: TimeInNanos
 
@@ -61,13 +61,13 @@ class _Fields(msgspec.Struct, rename="camel"):
 
 
 class _Entry(msgspec.Struct):
-    # The place in the message, for reasons; empty if the message is the entry.
+    # The place in the message, for error texts; empty if the message itself is the entry.
     place: str
     entry_id: str = ""
-    # Entries of a call must not share any of these: the id, and the property and time of a value.
-    claims: set[Hashable] = set()
+    # Must be unique within a call: the id, and the property and time of each value.
+    unique_keys: set[Hashable] = set()
     text: msgspec.Raw = msgspec.Raw()
-    # Why it has not arrived, or is refused. It is sent as long as it is pending.
+    # Why the entry failed or was refused. A pending entry is sent again.
     reason: str = ""
     is_pending: bool = True
 
@@ -83,8 +83,8 @@ class _ErrorEntry(msgspec.Struct, rename="camel"):
 
     def describe(self) -> tuple[str, bool]:
         """The reason, and whether a retry may help."""
-        # Errors may concern only some values. The entry is retried as a whole if one of them may
-        # succeed: SiteWise replaces a value by the same one.
+        # An error may be about a single value. The entry is retried if one error is temporary,
+        # because SiteWise overwrites a value of the same time.
         errors = self.errors or [_Error(error_message="no error was named")]
         temporary = [each for each in errors if not each.error_code.startswith(_FINAL_ERRORS)]
         error = (temporary or errors)[0]
@@ -111,7 +111,7 @@ class SiteWiseDestination(Destination):
     def prepare(self, messages: Messages) -> DestinationCall:
         skipped: dict[int, str] = {}
         numbers: list[int] = []
-        # The entries of each API call. Several API calls have entries of one message only.
+        # The entries of each API call. Several API calls have entries of a single message.
         batches: list[list[_Entry]] = []
         for number, payload in zip(messages.numbers, messages.payloads, strict=True):
             entries = self._entries.get(number) or _read_entries(payload)
@@ -132,14 +132,16 @@ class SiteWiseDestination(Destination):
         failed_values: set[Hashable] = set()
         waiting = [*reversed(call.content)]
         while waiting:
-            # A value that replaces a failed one must not arrive before it.
-            batch = [entry for entry in waiting.pop() if failed_values.isdisjoint(entry.claims)]
+            # A value must not arrive before a failed value that it replaces.
+            batch = [
+                entry for entry in waiting.pop() if failed_values.isdisjoint(entry.unique_keys)
+            ]
             if not batch:
                 continue
             try:
                 failures = self._put(batch)
             except RefusedError as refusal:
-                # With several messages, the delivery finds the invalid one.
+                # The delivery finds the invalid message among several.
                 if len(call.numbers) > 1:
                     raise
                 if len(batch) > 1:
@@ -149,7 +151,7 @@ class SiteWiseDestination(Destination):
             for entry in batch:
                 entry.reason, entry.is_pending = failures.get(entry.entry_id, ("", False))
                 if entry.is_pending:
-                    failed_values |= entry.claims - {entry.entry_id}
+                    failed_values |= entry.unique_keys - {entry.entry_id}
         failed: dict[int, str] = {}
         refused: dict[int, str] = {}
         for number in call.numbers:
@@ -169,12 +171,12 @@ class SiteWiseDestination(Destination):
             result = _decode_result(aws.call(_SERVICE, _OPERATION, body, self._timeout))
             failures = {each.entry_id: each.describe() for each in result.error_entries}
             if not failures.keys() <= {entry.entry_id for entry in batch}:
-                raise ValueError("an error of an entry that was not sent")
+                raise ValueError("an error for an entry that was not sent")
         return failures
 
 
 def _describe(entries: Sequence[_Entry]) -> str:
-    """The distinct reasons of pending entries, if any, or else of refused ones, with places."""
+    """The distinct reasons of pending entries, or of refused entries if none is pending."""
     places: dict[str, list[str]] = {}
     for entry in [each for each in entries if each.is_pending] or entries:
         if entry.reason:
@@ -186,7 +188,7 @@ def _describe(entries: Sequence[_Entry]) -> str:
 
 
 def _read_entries(payload: bytes) -> list[_Entry]:
-    """The entries of a message; invalid ones are refused at once."""
+    """The entries of a message; invalid entries are refused at once."""
     try:
         found = _split(payload)
     except ValueError as error:
@@ -217,19 +219,19 @@ def _split(payload: bytes) -> dict[str, tuple[Any, msgspec.Raw]]:
         raise ValueError("not SiteWise entries: expected a list with one entry or more")
     if len(plain) > _MAX_MESSAGE_ENTRIES:
         raise ValueError(
-            f"{len(plain)} SiteWise entries: a message has {_MAX_MESSAGE_ENTRIES} at most"
+            f"{len(plain)} SiteWise entries: the maximum of a message is {_MAX_MESSAGE_ENTRIES}"
         )
     pairs = zip(plain, msgspec.json.decode(text, type=list[msgspec.Raw]), strict=True)
     return {f"entries[{place}]": pair for place, pair in enumerate(pairs)}
 
 
 def _read_entry(plain: Any) -> tuple[str, set[Hashable]]:
-    """The id of an entry, and its claims."""
+    """The id of an entry, and its unique keys."""
     if not isinstance(plain, dict):
         raise ValueError("expected a JSON object")  # noqa: TRY004
     fields = from_wire(plain, _Fields)
     if not fields.property_alias and not (fields.asset_id and fields.property_id):
-        raise ValueError("no propertyAlias, nor both assetId and propertyId")
+        raise ValueError("expected propertyAlias, or assetId and propertyId")
     named = fields.property_alias or (fields.asset_id, fields.property_id)
     times = [value.timestamp for value in fields.property_values]
     values = {(named, time.time_in_seconds, time.offset_in_nanos or 0) for time in times}
@@ -239,16 +241,16 @@ def _read_entry(plain: Any) -> tuple[str, set[Hashable]]:
 
 
 def _pack(entries: Iterable[_Entry]) -> list[list[_Entry]]:
-    """Entries by API call, in order; SiteWise refuses a call with two entries of the same claim."""
+    """Groups entries into API calls, in order. SiteWise refuses a call with equal unique keys."""
     batches: list[list[_Entry]] = []
-    claims: set[Hashable] = set()
+    used_keys: set[Hashable] = set()
     for entry in entries:
         is_full = not batches or len(batches[-1]) == _MAX_ENTRIES
-        if is_full or not claims.isdisjoint(entry.claims):
+        if is_full or not used_keys.isdisjoint(entry.unique_keys):
             batches.append([])
-            claims = set()
+            used_keys = set()
         batches[-1].append(entry)
-        claims |= entry.claims
+        used_keys |= entry.unique_keys
     return batches
 
 

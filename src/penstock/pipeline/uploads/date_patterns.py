@@ -42,7 +42,7 @@ _PART = re.compile(
 
 
 class PatternError(ValueError):
-    """A pattern that Java would refuse, or that cannot be written for this moment and zone."""
+    """A pattern that Java would refuse, or that cannot be formatted for this moment and zone."""
 
 
 def format_moment(pattern: str, epoch_nanos: int, zone: ZoneInfo | timezone) -> str:
@@ -88,7 +88,7 @@ def format_moment(pattern: str, epoch_nanos: int, zone: ZoneInfo | timezone) -> 
 
 
 def _find_text(letters: str, local: datetime, numbers: Mapping[int, str]) -> str:
-    """The text of a repeated letter, which may also have numbers."""
+    """The text of a letter by how often it is repeated. `numbers` are its numeric forms."""
     letter, count = letters[0], len(letters)
     if letter == "p":
         raise PatternError("p pads the letter that follows it, but no letter follows")
@@ -103,7 +103,7 @@ def _find_text(letters: str, local: datetime, numbers: Mapping[int, str]) -> str
     text = forms[count]
     if text is None:
         raise PatternError(
-            f"{letters} is a name that only Java knows for the zone {local.tzinfo}; "
+            f"only Java has the name {letters} of the zone {local.tzinfo}; "
             "use VV for its id, or XXX for its offset"
         )
     return text
@@ -128,7 +128,7 @@ def _format_numbers(local: datetime, nanos: int) -> dict[str, dict[int, str]]:
         "W": _pad((local.day + to_saturday + 6) // 7, (1,)),
         "D": _pad(day_of_year, (1, 2, 3)),
         "d": _pad(local.day),
-        # The day in Java 17. In later versions it is the week, as documented.
+        # Java 17 formats the day. Later versions format the week, as documented.
         "F": _pad((local.day - 1) % 7 + 1, (1,)),
         "g": _pad(local.toordinal() - _FIRST_MODIFIED_JULIAN_DAY, _LONG_COUNTS),
         "e": _pad(day_of_week),
@@ -156,7 +156,7 @@ def _pad(value: int, counts: Iterable[int] = (1, 2)) -> dict[int, str]:
 
 
 def _format_texts(local: datetime) -> Mapping[str, Mapping[int, str | None]]:
-    """The texts of a moment in the same form; None for names that only Java knows."""
+    """The texts of a moment, as `_format_numbers`; None for names that only Java has."""
     quarter = (local.month + 2) // 3
     ordinal = ["1st", "2nd", "3rd", "4th"][quarter - 1]
     quarters = {3: f"Q{quarter}", 4: f"{ordinal} quarter", 5: f"{quarter}"}
@@ -197,7 +197,7 @@ def _format_texts(local: datetime) -> Mapping[str, Mapping[int, str | None]]:
 
 
 def _format_offset(local: datetime, count: int, zero: str = "") -> str:
-    """The offset as `x` repeated so often, with a text in place of a zero if one is given."""
+    """The offset as `x` repeated `count` times. If given, `zero` replaces a zero offset."""
     # Hours and minutes, and seconds if there are any.
     sign, *shown = re.findall(r"[+-]|\d\d", local.strftime("%z"))
     if count <= 3:

@@ -100,8 +100,8 @@ def _explaining(path: str) -> Iterator[None]:
 class AllowedDirectories:
     """Opens and deletes files in the given directories, or in all directories if none are given.
 
-    Files in the broker's directory are never opened, except those of channels: the token and the
-    catalog are there. The same holds for hard links to these files.
+    Files in the broker's directory, which include the token and the catalog, are never opened,
+    except for channel files. Hard links to them are not opened either.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class AllowedDirectories:
         would lead to the files of other containers.
         """
         place = Path(os.path.realpath(path))
-        # First, so that a file that may not be read looks the same whether it exists or not.
+        # First, so that no error reveals whether a file outside the allowed directories exists.
         self._check_place(place)
         # Raises errors of the path that `realpath` ignores. A device may act when it is opened.
         _check_kind(os.stat(path))  # noqa: PTH116 - `Path` drops a slash at the end
@@ -192,7 +192,7 @@ class AllowedDirectories:
             )
 
     def _wait_for_stable_times(self, descriptor: int) -> os.stat_result:
-        """Returns the status when its times would show another change, or after a timeout."""
+        """Returns the status when its times are old enough to show a change, or after a timeout."""
         for _ in range(_MAX_WAITS):
             status = os.fstat(descriptor)
             ages = [self._clock() - each for each in (status.st_mtime_ns, status.st_ctime_ns)]
@@ -211,7 +211,7 @@ def _check_kind(status: os.stat_result) -> None:
 
 
 def _inodes_in(root: str) -> Iterator[int]:
-    """The inodes of the broker's files, except those of channels."""
+    """The inodes of the broker's files, except channel files."""
     channels = str(Path(root, CHANNELS_DIRECTORY))
     directories = [root]
     while directories:
@@ -225,7 +225,7 @@ def _inodes_in(root: str) -> Iterator[int]:
 
 
 def delete_files(files: Iterable[UploadedFile], directories: Sequence[str]) -> None:
-    """Deletes uploaded files that have not changed since; logs a warning for the others."""
+    """Deletes uploaded files that have not changed since; logs a warning for other files."""
     allowed = AllowedDirectories(directories, root=None)
     for uploaded in files:
         try:
@@ -262,7 +262,7 @@ class InputFile(io.FileIO):
                 found = Path(self.path).stat()
             except FileNotFoundError:
                 raise InputFileError("was deleted or moved during the upload") from None
-            # The path first: the removal of a name changes the fingerprint as well.
+            # Before the fingerprint, which the removal of a name changes as well.
             if not os.path.samestat(found, opened):
                 raise InputFileError("was replaced by another file during the upload")
             if _fingerprint(opened) != self.fingerprint:

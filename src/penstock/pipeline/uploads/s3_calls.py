@@ -1,4 +1,4 @@
-"""Calls to S3 for objects and parts, each with a digest that S3 verifies."""
+"""Calls to S3 for objects and parts, each with a checksum that S3 verifies."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 _MAX_IN_MEMORY = 16 * 1024 * 1024
-_DIGEST_STEP = 1024 * 1024
+_CHECKSUM_STEP = 1024 * 1024
 
-# Error codes below 500 that are not about the task: a retry may succeed.
+# Error codes, with a status below 500, that the task does not cause: a retry may succeed.
 _TRANSIENT = frozenset(
     """
     AuthorizationHeaderMalformed AuthorizationQueryParametersError BadDigest
@@ -38,27 +38,27 @@ _TRANSIENT = frozenset(
 _GONE = frozenset(("InvalidPart", "InvalidPartOrder", "NoSuchBucket", "NoSuchUpload"))
 _REASONS = {
     "AccessDenied": "S3 denies access to the bucket {!r}: allow s3:PutObject and "
-    "s3:AbortMultipartUpload to the role or user of the pipeline",
+    "s3:AbortMultipartUpload for the role or user of the pipeline",
     "NoSuchBucket": "the bucket {!r} does not exist",
     "PermanentRedirect": "the bucket {!r} is in another region; set AWS_REGION",
 }
 # S3 needs longer to complete an upload of thousands of parts.
 _TIMEOUT_FACTORS = {"complete_multipart_upload": 5}
-# When S3 may have created an upload, relative to the time before the call: S3 rounds to seconds.
+# The creation time of an upload, relative to the time before the call. S3 rounds it to seconds.
 _MIN_CREATION_DELAY = timedelta(seconds=-3)
 _MAX_CREATION_DELAY = timedelta(seconds=120)
 
 
 class GoneError(RefusedError):
-    """S3 does not have the bucket or the upload, or not with these parts."""
+    """S3 does not have the bucket, the upload, or one of its parts."""
 
 
 class Body(io.RawIOBase):
-    """Bytes [start, start + size) of a file as the body of one call, and their digest.
+    """Bytes [start, start + size) of a file as the body of one call, and their checksum.
 
-    A small body is in memory. A large one is read for its digest, and again while it is sent: the
-    memory does not depend on the size, and S3 refuses bytes that have changed in between. `check`
-    is called for each read of a large body, and raises to end the call.
+    A small body is in memory. A large body is read for its checksum, and again while it is sent:
+    the memory does not depend on the size, and S3 refuses bytes that have changed in between.
+    `check` is called for each read of a large body, and raises to end the call.
     """
 
     def __init__(
@@ -73,16 +73,16 @@ class Body(io.RawIOBase):
         self._check = check
         self._position = 0
         self._in_memory: bytes | None = None
-        # CRC-32 is the fastest digest that S3 verifies.
+        # CRC-32 is the fastest checksum that S3 verifies.
         if size <= _MAX_IN_MEMORY:
             self._in_memory = file.read_at(start, size)
-            digest = crc32(self._in_memory)
+            crc = crc32(self._in_memory)
         else:
-            digest, end = 0, start + size
-            for position in range(start, end, _DIGEST_STEP):
+            crc, end = 0, start + size
+            for position in range(start, end, _CHECKSUM_STEP):
                 check()
-                digest = crc32(file.read_at(position, min(_DIGEST_STEP, end - position)), digest)
-        self.digest = base64.b64encode(digest.to_bytes(4, "big")).decode()
+                crc = crc32(file.read_at(position, min(_CHECKSUM_STEP, end - position)), crc)
+        self.checksum = base64.b64encode(crc.to_bytes(4, "big")).decode()
 
     @property
     def content(self) -> bytes | Body:
@@ -130,20 +130,20 @@ class S3Calls:
     def put_part(self, upload: Upload, number: int, body: Body) -> str:
         """Sends a part, and returns its entry in the upload. GoneError if S3 has no such upload."""
         fields = {"UploadId": upload.upload_id, "PartNumber": number}
-        return f"{self._send('upload_part', upload, body, **fields)} {body.digest}"
+        return f"{self._send('upload_part', upload, body, **fields)} {body.checksum}"
 
     def complete(self, upload: Upload) -> None:
-        """Completes an upload. GoneError if S3 does not have it, or not with these parts."""
+        """Completes an upload. GoneError if S3 does not have it, or lacks one of its parts."""
         parts = []
         for number, part in enumerate(upload.parts, 1):
-            etag, digest = part.split(" ")
-            parts.append({"PartNumber": number, "ETag": etag, "ChecksumCRC32": digest})
+            etag, checksum = part.split(" ")
+            parts.append({"PartNumber": number, "ETag": etag, "ChecksumCRC32": checksum})
         fields = {"UploadId": upload.upload_id, "MultipartUpload": {"Parts": parts}}
         answer = self._call("complete_multipart_upload", upload, Key=upload.key, **fields)
         _get(answer, "ETag")
 
     def abort(self, upload: Upload) -> None:
-        """Aborts an upload if S3 has it. Without an id, S3 may have it or not."""
+        """Aborts an upload if S3 has it. Without an id, finds it by its key and time."""
         with suppress(GoneError):
             for upload_id in [upload.upload_id] if upload.upload_id else self._find_ids(upload):
                 fields = {"Key": upload.key, "UploadId": upload_id}
@@ -151,7 +151,7 @@ class S3Calls:
                     self._call("abort_multipart_upload", upload, **fields)
 
     def _find_ids(self, upload: Upload) -> list[str]:
-        """The uploads of the same key that S3 created when this one began."""
+        """The uploads with the key of `upload` that S3 created when `upload` began."""
         answer = self._call("list_multipart_uploads", upload, Prefix=upload.key)
         # By the clock of S3, because the clock of this machine may be wrong.
         date = answer["ResponseMetadata"]["HTTPHeaders"].get("date", "")
@@ -166,7 +166,7 @@ class S3Calls:
 
     def _send(self, operation: str, upload: Upload, body: Body, **fields: Any) -> str:
         """Sends a body, and returns the ETag. If the body could not be read, raises its error."""
-        fields |= {"Key": upload.key, "ContentLength": body.size, "ChecksumCRC32": body.digest}
+        fields |= {"Key": upload.key, "ContentLength": body.size, "ChecksumCRC32": body.checksum}
         try:
             answer = self._call(operation, upload, Body=body.content, **fields)
         except Exception:
@@ -186,7 +186,7 @@ class S3Calls:
 
 
 def _explain(error: ClientError, bucket: str) -> RefusedError | None:
-    """The error of an answer about the task; None if a retry may succeed."""
+    """The error of an answer, if the task causes it; None if a retry may succeed."""
     answer: Any = error.response
     code = answer.get("Error", {}).get("Code", "")
     status = answer.get("ResponseMetadata", {}).get("HTTPStatusCode", 500)
@@ -196,7 +196,7 @@ def _explain(error: ClientError, bucket: str) -> RefusedError | None:
     if code in _REASONS:
         text = _REASONS[code].format(bucket)
     else:
-        text = f"S3 refuses it: {code}: {answer['Error'].get('Message', '')}".rstrip(": ")
+        text = f"S3 refuses the call: {code}: {answer['Error'].get('Message', '')}".rstrip(": ")
     return GoneError(text) if code in _GONE else RefusedError(text)
 
 

@@ -1,7 +1,7 @@
 """The delivery of a slice of S3 tasks, in order.
 
-The broker stores an upload before it is created, and its id before the first part is sent: after a
-crash it is continued or aborted, and no parts are left in a bucket.
+The broker stores an upload before S3 creates it, and its id before the first part is sent. So the
+upload is continued or aborted after a crash, and no parts are left in a bucket.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _MAX_MESSAGE_LENGTH = 1000
 
 
 class UploadAbortion:
-    """The delivery of an `UploadAbort`: S3 keeps and bills the parts of unfinished uploads."""
+    """The delivery of an `UploadAbort`, because S3 bills the parts of unfinished uploads."""
 
     def __init__(self, upload: Upload, timeout: float) -> None:
         self._upload = upload
@@ -74,7 +74,7 @@ class TaskDelivery:
         messages: Messages,
         found: TaskSlice,
         stop: StopSignal,
-        # Waits until so many bytes may be sent; False if the delivery was stopped.
+        # Waits until this many bytes may be sent; False if the delivery was stopped.
         grant: Callable[[int], bool],
         # Reports to the broker at once; False if the lease is lost.
         report: Callable[[], bool],
@@ -110,9 +110,9 @@ class TaskDelivery:
         self._pause = 0.0
 
     def run(self) -> None:
-        """Delivers the tasks. Raises errors that are neither of S3 nor of a task."""
+        """Delivers the tasks. Raises errors that neither S3 nor a task causes."""
         if self._export.root is None:
-            self._error = "S3 tasks need a pipeline on the broker's machine: this is another one"
+            self._error = "S3 tasks need a pipeline on the broker's machine, not on another machine"
             return
         threads = self._export.settings.s3_tasks_at_once
         with ThreadPoolExecutor(threads, "penstock-task") as pool:
@@ -139,7 +139,7 @@ class TaskDelivery:
                 self._attempt(place)
         except Exception as error:
             with self._lock:
-                # Tasks are carried out in order: no task begins after a failed one.
+                # Tasks are carried out in order: no task begins after a failed task.
                 self._pending_places = iter(())
                 if isinstance(error, UnavailableError):
                     self._error, self._pause = str(error), error.retry_after or 0.0
@@ -178,7 +178,7 @@ class TaskDelivery:
         upload = self._uploads.get(number)
         if file is None and upload is not None:
             self._abort(place, upload)
-        # Under the lock: a report has either both the event and the end of the task, or none.
+        # Under the lock: a report has both the event and the end of the task, or neither.
         with self._lock:
             self._uploads.pop(number, None)
             self._add_event(place, status, message)
@@ -241,7 +241,7 @@ class TaskDelivery:
             try:
                 self._s3.abort(upload)
             except RefusedError as error:
-                problem = f"an unfinished upload of {_url(upload)} may be left: {error}"
+                problem = f"an unfinished upload of {_url(upload)} may remain: {error}"
                 self._add_event(place, Status.Warning, problem)
         if not upload.upload_id:
             upload = self._create(upload, metadata)

@@ -78,7 +78,7 @@ def _check_metadata(metadata: Mapping[str, str]) -> None:
 
 
 def resolve_key(key: str, epoch_nanos: int, zone: ZoneInfo | timezone) -> str:
-    """The key with its placeholders resolved; TaskError if that is not possible."""
+    """The key with its placeholders resolved; TaskError if the key is invalid."""
 
     def resolve(found: re.Match[str]) -> str:
         name, pattern = found.groups()

@@ -17,11 +17,11 @@ _MAX_PARTS = 10_000
 # Larger parts need fewer calls. The AWS SDKs use the same sizes.
 _LARGE_FILE = 100 * _MEBIBYTE
 _LARGE_PART = 8 * _MEBIBYTE
-# If the first part takes longer, the others are sent one at a time.
+# If the first part takes longer, the other parts are sent one at a time.
 _QUICK_SECONDS = 3.0
 # Seconds before each retry of a part; then the upload fails.
 _PART_PAUSES = (0.1, 0.4)
-# A file that takes longer in one call is sent in parts, which can be continued after a stop.
+# A file that takes longer in one call is sent in parts, which can be resumed after a stop.
 _MAX_WHOLE_SECONDS = 30.0
 
 
@@ -39,7 +39,7 @@ def choose_part_size(size: int, min_size: int) -> int:
 def send_whole(
     file: InputFile, upload: Upload, metadata: Mapping[str, str], s3: S3Calls, stop: StopSignal
 ) -> None:
-    """Sends a file in one call. Raises InputFileError if the file has changed meanwhile."""
+    """Sends a file in one call. Raises InputFileError if the file changed during the call."""
     began = time.monotonic()
 
     def check() -> None:
@@ -48,7 +48,7 @@ def send_whole(
             raise TooSlowError
 
     body = Body(file, 0, file.size, check)
-    # A file that changed while it was read is not sent. Later changes do not match the digest.
+    # A file that changed while it was read is not sent. Later changes do not match the checksum.
     file.check()
     s3.put_object(upload, body, metadata)
     file.check()
@@ -60,12 +60,12 @@ def send_parts(
     s3: S3Calls,
     threads: int,
     stop: StopSignal,
-    # Waits until so many bytes may be sent; StoppedError if the upload is stopped.
+    # Waits until this many bytes may be sent; StoppedError if the upload is stopped.
     reserve: Callable[[int], None],
     # Called with the place of a part and its entry in the upload, when it has arrived.
     note_part: Callable[[int, str], None],
 ) -> None:
-    """Sends the missing parts of an upload. Raises UnavailableError if one did not arrive."""
+    """Sends the missing parts of an upload. Raises UnavailableError if a part did not arrive."""
 
     def send(place: int) -> None:
         start = place * upload.part_size
@@ -86,7 +86,7 @@ def send_parts(
         return
     began = time.monotonic()
     send(missing[0])
-    # On a slow line, parts that are sent in parallel take so long that none may arrive.
+    # On a slow line, parts that are sent in parallel may all time out.
     is_slow = time.monotonic() - began > _QUICK_SECONDS
     with ThreadPoolExecutor(1 if is_slow else threads, "penstock-part") as pool:
         sending = [pool.submit(send, place) for place in missing[1:]]

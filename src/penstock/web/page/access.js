@@ -1,5 +1,5 @@
-// The forms for a token: a page if the broker requires a token for everything, a dialog if only a
-// single action needs one.
+// The forms for a token: a page if the broker requires a token for everything, a dialog if a
+// single action needs a token.
 
 import { element, setHidden, setText } from "./dom.js";
 import { readToken, storeToken } from "./token.js";
@@ -61,13 +61,13 @@ export function accessPage(error, done) {
   const { form, update } = tokenForm("token-of-page", done);
   update();
   const reason = readToken()
-    ? "The broker does not know this token."
+    ? "The broker rejected this token."
     : "This broker shows the dashboard only with a token.";
   return element(
     "section",
     { class: "panel access", "data-testid": "access" },
     element("h1", { tabindex: "-1" }, "Token required"),
-    // The broker's message says what the token does not allow.
+    // The broker's message names the operation that the token does not allow.
     element("p", {}, error.status === 401 ? reason : error.message),
     tokenHelp(null),
     form,
@@ -122,6 +122,6 @@ function roleSentence(access) {
 }
 
 export function needsAdmin(access, action) {
-  const own = access.role === null ? "" : `; yours has the role ${access.role}`;
+  const own = access.role === null ? "" : `; your token has the role ${access.role}`;
   return `${action} needs a token with the role admin${own}.`;
 }

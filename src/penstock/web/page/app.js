@@ -18,7 +18,7 @@ import { tasksView } from "./views/tasks.js";
 
 /**
  * A view is `{ title, element, refresh(overview, signal), close() }`, created each time its page is
- * entered. `wantsOverview` is true if it shows the overview, which is then fetched every second.
+ * entered. `showsOverview` is true if the view needs a new overview every second.
  */
 const VIEWS = {
   overview: overviewView,
@@ -29,7 +29,7 @@ const VIEWS = {
   events: eventsView,
   missing: missingView,
 };
-// The entry of the navigation that is marked for pages without an own entry.
+// The navigation entry of pages without their own entry.
 const PARENTS = { stream: "streams" };
 // Other views need the overview only for permissions and to detect restarts.
 const OVERVIEW_MILLIS = 5000;
@@ -49,7 +49,7 @@ let view = null;
 const app = {
   now: () => Date.now() + skewMillis,
   refresh: () => poll.now(),
-  askForToken: (reason) => dialog.open(overview, reason),
+  openTokenDialog: (reason) => dialog.open(overview, reason),
 };
 
 function show(route) {
@@ -73,7 +73,7 @@ function restart() {
 
 async function refresh(signal) {
   try {
-    const isDue = view.wantsOverview || performance.now() - overviewAt > OVERVIEW_MILLIS;
+    const isDue = view.showsOverview || performance.now() - overviewAt > OVERVIEW_MILLIS;
     if (isDue) await refreshOverview(signal);
     await view.refresh(overview, signal);
     main.setAttribute("aria-busy", "false");

@@ -1,5 +1,4 @@
-// The state of the connection to the broker: a word in the header, and a banner while it is
-// unavailable.
+// The state of the connection: a word in the header, and a banner while the broker is unavailable.
 
 import { element, setAttribute, setHidden, setText } from "./dom.js";
 import { formatDuration } from "./format.js";

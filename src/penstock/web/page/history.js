@@ -1,10 +1,10 @@
-// The counts and rates of the last minutes, of the broker or of one stream, for plots. Each request
-// asks only for new points, so that a hidden page catches up with one request.
+// The counts and rates of the last minutes, of the broker or of one stream, for plots. A request
+// returns all points since the previous request, so that a hidden page catches up.
 
 import { get } from "./api.js";
 
 const MAX_POINTS = 300;
-// The broker computes rates over as many points.
+// The broker computes rates over the same number of points.
 const MEAN_POINTS = 5;
 
 export class History {
@@ -36,7 +36,7 @@ export class History {
   #add({ stepMillis, times, series }) {
     if (times.length === 0) return;
     const last = this.times.at(-1);
-    // The clock was set back: earlier points do not fit.
+    // The clock was set back: drop earlier points.
     if (last !== undefined && times[0] <= last) this.#clear();
     // A gap in the line while the broker was unavailable.
     const isGap = this.times.length > 0 && times[0] - last > 2.5 * stepMillis;

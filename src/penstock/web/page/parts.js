@@ -17,7 +17,7 @@ export function agoPart() {
   };
 }
 
-/** A bar that shows a share. From 90 % on it has the warning color if `warns`. */
+/** A bar that shows a share. With `warns` it has the warning color from 90 % up. */
 export function meterPart(label) {
   const filling = element("span", { class: "meter-filling" });
   const node = element(

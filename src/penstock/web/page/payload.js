@@ -1,5 +1,5 @@
 // Shows payloads as text, JSON or hex. Payloads are untrusted: invisible and deceptive characters
-// are replaced by visible ones.
+// are replaced by visible characters.
 
 const DECODER = new TextDecoder("utf-8", { fatal: true, ignoreBOM: true });
 const CONTROL = /[\u0000-\u0008\u000b-\u001f\u007f]/g;
@@ -30,7 +30,7 @@ export function asJson(bytes) {
   }
 }
 
-// Keeps numbers as they are: JSON.stringify would round long ones.
+// Keeps numbers as they are: JSON.stringify would round long numbers.
 function indent(text) {
   JSON.parse(text);
   let depth = 0;

@@ -16,7 +16,7 @@ export class Poll {
     });
   }
 
-  /** Starts a round at once, and aborts the current one, which may be for another page or token. */
+  /** Starts a round at once, and aborts the current round, which may be for another page. */
   now() {
     this.#isPaused = false;
     this.#abort?.abort();

@@ -58,8 +58,8 @@ export class LiveTable {
   }
 
   #sorted(isRequested) {
-    // Rows must not move under the pointer or the focus: while the table has one of them, rows keep
-    // their order, and new rows are appended.
+    // Rows must not move under the pointer or the focus. While the pointer or the focus is in the
+    // table, rows keep their order, and new rows are appended.
     if (!isRequested && this.#body.matches(":hover, :focus-within")) return this.#inPreviousOrder();
     const { id, descends } = this.sorting;
     const { order } = this.#column(id);

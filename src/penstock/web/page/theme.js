@@ -1,4 +1,4 @@
-// The theme: that of the system unless the user chooses another. A classic script, because a module
+// The theme: the system's theme unless the user chooses another. A classic script, because a module
 // would run after the first paint.
 (() => {
   const KEY = "penstock.theme";

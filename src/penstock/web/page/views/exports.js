@@ -145,7 +145,7 @@ function pauseButton(app, name, identifier, accessOf, remark) {
     const access = accessOf();
     setHidden(remark, true);
     if (!access.mayChange) {
-      app.askForToken(needsAdmin(access, isPaused ? "Resuming an export" : "Pausing an export"));
+      app.openTokenDialog(needsAdmin(access, isPaused ? "Resuming an export" : "Pausing an export"));
       return;
     }
     setAttribute(button, "aria-disabled", "true");
@@ -153,7 +153,7 @@ function pauseButton(app, name, identifier, accessOf, remark) {
       show((await post(pathOf("streams", name, "exports", identifier, action))).isPaused);
       app.refresh();
     } catch (error) {
-      if (error instanceof AccessError) app.askForToken(error.message);
+      if (error instanceof AccessError) app.openTokenDialog(error.message);
       setText(remark, `Cannot ${action} the export: ${error.message}`);
       setHidden(remark, false);
     } finally {

@@ -56,7 +56,7 @@ export class MessagesPart {
       if (this.#isFollowing) this.#request({ last: PAGE_SIZE });
     };
     tools.token.onclick = () =>
-      app.askForToken(NEEDS_TOKEN);
+      app.openTokenDialog(NEEDS_TOKEN);
     this.element = this.#nodes.section;
   }
 

@@ -59,7 +59,7 @@ export function overviewView(app) {
 
   return {
     title: "Overview",
-    wantsOverview: true,
+    showsOverview: true,
     element: element(
       "div",
       { class: "view" },

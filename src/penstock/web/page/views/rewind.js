@@ -50,7 +50,7 @@ export function rewindButton(app, name, identifier, accessOf) {
   function open() {
     const access = accessOf();
     if (!access.mayChange) {
-      app.askForToken(needsAdmin(access, "Rewinding an export"));
+      app.openTokenDialog(needsAdmin(access, "Rewinding an export"));
       return;
     }
     setHidden(remark, true);
@@ -77,7 +77,7 @@ export function rewindButton(app, name, identifier, accessOf) {
       dialog.close();
       app.refresh();
     } catch (error) {
-      if (error instanceof AccessError) app.askForToken(error.message);
+      if (error instanceof AccessError) app.openTokenDialog(error.message);
       setText(remark, `Cannot rewind the export: ${error.message}`);
       setHidden(remark, false);
     } finally {
@@ -98,7 +98,7 @@ export function rewindButton(app, name, identifier, accessOf) {
 
 function effectSentence(number, { position, oldest, end }) {
   const target = Math.min(Math.max(number, oldest), end);
-  if (number > end) return `The stream has no message ${formatCount(number)}: the next one is ${formatCount(end)}.`;
+  if (number > end) return `The stream has no message ${formatCount(number)}: the next message is ${formatCount(end)}.`;
   if (target < position) return `${messages(position - target)} exported again.`;
   if (target > position) return `${messages(target - position)} skipped.`;
   return "The export is at this message: only messages in flight are exported again.";

@@ -130,15 +130,15 @@ function tilesPart(app) {
     update(stream) {
       const { rates, persistence, flushOnWrite, segments, waitingReads } = stream;
       rate.update(formatRate(rates.messagesAppended), formatByteRate(rates.bytesAppended));
-      const of = `${formatShare(stream.totalBytes, stream.maxSize)} of ${formatBytes(stream.maxSize)}`;
+      const share = `${formatShare(stream.totalBytes, stream.maxSize)} of ${formatBytes(stream.maxSize)}`;
       stored.update(
         formatBytes(stream.totalBytes),
-        `${of}, ${persistence === "File" ? "on disk" : "in memory"}`,
+        `${share}, ${persistence === "File" ? "on disk" : "in memory"}`,
       );
       meter.update(
         stream.totalBytes,
         stream.maxSize,
-        of,
+        share,
         stream.strategyOnFull === "RejectNewData",
       );
       messages.update(

@@ -51,7 +51,7 @@ export function streamsView(app) {
 
   return {
     title: "Streams",
-    wantsOverview: true,
+    showsOverview: true,
     element: element(
       "div",
       { class: "view" },

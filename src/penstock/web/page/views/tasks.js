@@ -63,7 +63,7 @@ export function tasksView(app, { query }) {
       type: "button",
       class: "primary",
       onclick: () =>
-        app.askForToken(NEEDS_TOKEN),
+        app.openTokenDialog(NEEDS_TOKEN),
     },
     "Enter a token",
   );
