@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+from itertools import count
 from typing import Any
 
 import pytest
@@ -16,12 +17,15 @@ from penstock.sandbox.s3_service import S3
 from penstock.sandbox.service import ServiceError, ServiceRequest
 from tests.support import MEBIBYTE
 
+_numbers = count()
+
 
 @pytest.fixture
 def bucket(sandbox: Sandbox, s3: S3Client) -> str:
-    s3.create_bucket(Bucket="windfarm")
+    name = f"windfarm-{next(_numbers)}"
+    s3.create_bucket(Bucket=name)
     sandbox.reset_calls()
-    return "windfarm"
+    return name
 
 
 def test_objects_are_written_and_read(s3: S3Client, bucket: str) -> None:
