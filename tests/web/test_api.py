@@ -247,6 +247,7 @@ def test_deliveries_are_listed_with_their_results(
     assert delivery == {
         "pipeline": name,
         "task": "7",
+        "lease": found["lease"],
         "kind": "http",
         "kindLabel": "HTTP",
         "stream": name,

@@ -236,6 +236,7 @@ def render_delivery(delivery: FinishedDelivery) -> JsonObject:
     return {
         "pipeline": delivery.holder.pipeline,
         "task": delivery.holder.task,
+        "lease": delivery.lease,
         "kind": delivery.kind,
         "kindLabel": CONFIG_OF_KIND[delivery.kind].label,
         "stream": delivery.stream,

@@ -113,7 +113,9 @@ def test_delivery_lasts_from_the_plan_to_the_final_report(bench: Bench) -> None:
     bench.seconds += 1.5
     bench.report(exported_messages=30)
 
-    delivery = FinishedDelivery(Holder("p", "t"), "http", "s", "e", 30, START + 7000, 1.5, "")
+    holder = Holder("p", "t")
+    lease = assignment.work.lease
+    delivery = FinishedDelivery(holder, lease, "http", "s", "e", 30, START + 7000, 1.5, "")
     assert bench.deliveries == [delivery]
     assert (bench.task.deliveries, bench.task.messages) == (1, 30)
     assert bench.task.assignments == {}

@@ -52,6 +52,7 @@ class FinishedDelivery(NamedTuple):
     """Work that a task has finished."""
 
     holder: Holder
+    lease: str
     kind: str
     stream: str
     identifier: str
@@ -160,10 +161,19 @@ class Pipelines:
         del task.assignments[report.lease]
         task.deliveries += 1
         seconds = self._clock() - assignment.since
-        kind, messages, started = assignment.kind, assignment.messages, assignment.started
+        kind = assignment.kind
         self.durations[kind].note(seconds)
-        export = report.stream, report.identifier
-        delivery = FinishedDelivery(holder, kind, *export, messages, started, seconds, report.error)
+        delivery = FinishedDelivery(
+            holder,
+            report.lease,
+            kind,
+            report.stream,
+            report.identifier,
+            assignment.messages,
+            assignment.started,
+            seconds,
+            report.error,
+        )
         self._deliveries[kind].append(delivery)
 
     def note_disconnect(self, holder: Holder) -> None:

@@ -279,8 +279,8 @@ function titleOf({ stream, exportIdentifier, kind, startedAt, durationMillis, me
   return `${stream}, ${exportIdentifier} at ${formatClock(startedAt)}: ${formatElapsed(durationMillis)}, ${sizeOf(kind, messages)}${result}`;
 }
 
-function keyOfDelivery({ pipeline, task, stream, exportIdentifier, startedAt }) {
-  return `${pipeline}/${task}/${stream}/${exportIdentifier}/${startedAt}`;
+function keyOfDelivery({ lease }) {
+  return lease;
 }
 
 // Deliveries
