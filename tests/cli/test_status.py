@@ -216,8 +216,12 @@ def watch(broker: Reachable, **variables: Any) -> Terminal:
     )
 
 
-def test_watch_shows_new_messages_until_q(broker: Reachable) -> None:
-    with watch(broker) as terminal, broker.connect() as client:
+def test_watch_shows_new_messages_until_q(tmp_path: Path) -> None:
+    with (
+        LocalBroker(tmp_path / "root") as broker,
+        watch(broker) as terminal,
+        broker.connect() as client,
+    ):
         create(client, "watched")
         wait_until(lambda: terminal.cells("watched")[1:2] == ["0"])
         assert "every 0.1 s, q ends" in terminal.lines[0]
@@ -230,7 +234,6 @@ def test_watch_shows_new_messages_until_q(broker: Reachable) -> None:
             return float(terminal.cells("watched")[2].replace("-", "0"))
 
         wait_until(lambda: rate() > 0)
-        client.call(Operation.DeleteMessageStream, name="watched")
         terminal.type("q")
         assert terminal.wait() == 0
         wait_until(terminal.is_restored)

@@ -97,7 +97,7 @@ def test_unknown_token_is_rejected(path: Path, tmp_path: Path) -> None:
         with broker.reach() as peer:
             answer = peer.introduce("wrong")
             assert answer["status"] == ResponseStatusCode.Unauthorized
-            assert "nor to the Greengrass nucleus" in answer["errorMessage"]
+            assert "nor the Greengrass nucleus accepts" in answer["errorMessage"]
             assert peer.take_rest() == b""
         with broker.reach() as peer:
             assert "a token is required" in peer.introduce()["errorMessage"]
@@ -169,7 +169,7 @@ def test_broker_started_by_greengrass_serves_other_components(path: Path, tmp_pa
                     )
                 )
                 assert client.append_message("s", b"x") == 0
-            with pytest.raises(ConnectFailedException, match="nor to the Greengrass nucleus"):
+            with pytest.raises(ConnectFailedException, match="nor the Greengrass nucleus accepts"):
                 StreamManagerClient(port=port, token="wrong").list_streams()
         assert "press-token" not in broker.log
 

@@ -75,7 +75,7 @@ def test_rejected_token_is_validated_again() -> None:
 
     async def steps(verifier: ComponentTokens) -> None:
         for _ in range(2):
-            with pytest.raises(UnauthorizedException, match="nor to the Greengrass nucleus"):
+            with pytest.raises(UnauthorizedException, match="nor the Greengrass nucleus accepts"):
                 await verifier.verify("a")
         nucleus.valid.add("a")
         await verifier.verify("a")
