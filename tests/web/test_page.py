@@ -527,7 +527,7 @@ class TaskPeer:
         (found,) = self.plan()
         assert found["stream"] == stream
         commit(self.connection, found, **fields)
-        # The page identifies and sorts deliveries by times in milliseconds.
+        # The page sorts deliveries by times in milliseconds.
         ended = time.monotonic()
         wait_until(lambda: time.monotonic() > ended + 0.005)
 
