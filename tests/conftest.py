@@ -6,6 +6,8 @@ deadline: the machine may be busy.
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Generator
 from typing import Any
 
 import pytest
@@ -64,6 +66,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return _rank(group), positions[group], item.get_closest_marker("late") is not None
 
     items.sort(key=sort_key)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # Each worker keeps all tests until it ends, so that garbage collections need not visit them.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def _find_group(node_id: str) -> str:
