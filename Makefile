@@ -56,7 +56,7 @@ $(BROWSER): tests/web/install_chromium.sh $(INSTALLED)
 	@tests/web/install_chromium.sh
 	@touch $@
 
-run: $(INSTALLED) ## Run the broker, exports, a sandboxed cloud, demo devices and the dashboard
+run: $(INSTALLED) ## Run the broker, exports, simulated AWS services, demo devices and the dashboard
 	$(BIN)/penstock up --sandbox --demo --root "$(CURDIR)/.run"
 
 lint: style types ## Check style, types and the direction of imports
@@ -70,7 +70,7 @@ types: $(INSTALLED)
 	$(BIN)/mypy
 
 # mypy runs beside the tests. Collecting once first compiles the test modules for all workers.
-test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks and tests
+test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks, and all tests but the `full` ones
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
 	$(BIN)/pytest --collect-only -q > /dev/null; \
 	$(PYTEST) $(TEST); tests=$$?; \
@@ -92,7 +92,7 @@ test-pythons: ## Run the fast tests with each of Python 3.11 to 3.14 on the PATH
 	@for version in $(PYTHONS); do \
 		echo "Python $$version"; \
 		$(MAKE) --no-print-directory install VENV=.pythons/$$version PYTHON=python$$version && \
-		.pythons/$$version/bin/pytest -q $(TEST) --numprocesses 5 --dist loadgroup $(FAST_TESTS) || exit; \
+		.pythons/$$version/bin/pytest -q $(TEST) --numprocesses 5 --dist loadfile $(FAST_TESTS) || exit; \
 	done
 
 test-full: lint $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks and tests, with repetitions, older SDKs and more examples
