@@ -1,4 +1,4 @@
-"""Several queries of one DataFrame, each of which returns exactly its own rows.
+"""Several queries of one DataFrame. Each query returns exactly its own rows.
 
 Spark keeps one plan of a Python data source for all queries of one load(), so a query must not
 change that plan.
