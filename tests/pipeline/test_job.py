@@ -210,16 +210,21 @@ def test_unexpected_error_is_logged_and_reported(
     assert f"an export of stream {name!r} failed" in caplog.text
 
 
-def test_report_that_cannot_be_made_is_replaced_by_a_failure(
-    cloud: Sandbox, client: RecordingClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    name = create_http(client, cloud.http_url(new_name()), numbered(2))
+@pytest.fixture
+def invalid_totals(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No report can be made from the totals of a delivery."""
     totals = MessageDelivery.totals
 
     def describe(self: MessageDelivery) -> DeliveryTotals:
         return msgspec.structs.replace(totals(self), pause=math.nan)
 
     monkeypatch.setattr(MessageDelivery, "totals", describe)
+
+
+def test_report_that_cannot_be_made_is_replaced_by_a_failure(
+    cloud: Sandbox, client: RecordingClient, invalid_totals: None
+) -> None:
+    name = create_http(client, cloud.http_url(new_name()), numbered(2))
     make(plan_slice(client), client).run()
     (report,) = client.reports
     assert (report.settled_end, report.is_final) == (0, True)
@@ -354,6 +359,28 @@ def test_unavailable_broker_is_logged_without_a_traceback(
         make(work, client).run()
     assert f"cannot report a delivery of stream {name!r}" in caplog.text
     assert "Traceback" not in caplog.text
+
+
+def test_job_ends_if_neither_a_report_nor_its_replacement_arrives(
+    broker: LocalBroker,
+    cloud: Sandbox,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    invalid_totals: None,
+) -> None:
+    run = MessageDelivery.run
+
+    def run_and_stop_the_broker(self: MessageDelivery) -> None:
+        run(self)
+        broker.stop()
+
+    monkeypatch.setattr(MessageDelivery, "run", run_and_stop_the_broker)
+    with InternalClient(root=broker.root, reconnect_timeout=0) as client:
+        name = create_http(client, cloud.http_url(new_name()), numbered(2))
+        make(plan_slice(client), client).run()
+    last = caplog.records[-1]
+    assert last.levelname == "WARNING"
+    assert last.getMessage().startswith(f"cannot report a delivery of stream {name!r}: ")
 
 
 def test_delivery_continues_while_the_broker_restarts(

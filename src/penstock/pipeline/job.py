@@ -106,11 +106,17 @@ class Job:
             if not isinstance(problem, (StreamManagerException, OSError)):
                 logger.exception("an export of stream %r failed", self.work.stream)
         try:
-            with self._reporting:
-                self._report(error, is_final=True)
+            self._report_end(error)
         except (StreamManagerException, OSError) as problem:
             # The lease expires, and the messages are delivered again.
             logger.warning("cannot report a delivery of stream %r: %s", self.work.stream, problem)
+
+    def _report_end(self, error: str) -> None:
+        try:
+            with self._reporting:
+                self._report(error, is_final=True)
+        except (StreamManagerException, OSError):
+            raise
         except Exception as problem:
             # Without any report the export would be delivered again at once.
             logger.exception("cannot report a delivery of stream %r", self.work.stream)
