@@ -19,18 +19,29 @@ settings.register_profile("test", deadline=None, print_blob=True, derandomize=Fa
 settings.load_profile("test")
 settings.register_profile("full", max_examples=10 * settings().max_examples)
 
-# Tests with a Spark session run in two workers. A session takes ten seconds to start, so that one
-# for each file would take longer.
-_SPARK_FILES = {
-    "spark streaming": ("killing_spark", "streaming", "timestamps"),
-    "spark batch": ("batch", "channels", "json_rows", "reuse", "writing"),
+# Spark takes ten seconds to start, so that files share it: tests with a session run in two workers,
+# and most exports in one.
+_SHARED_SPARK = {
+    "spark streaming": (
+        "spark/test_killing_spark",
+        "spark/test_streaming",
+        "spark/test_timestamps",
+    ),
+    "spark batch": (
+        "spark/test_batch",
+        "spark/test_channels",
+        "spark/test_json_rows",
+        "spark/test_reuse",
+        "spark/test_writing",
+    ),
+    "exports": ("exports/test_exporting", "exports/test_replaying"),
 }
 _GROUP_OF_FILE = {
-    f"tests/spark/test_{name}.py": group for group, names in _SPARK_FILES.items() for name in names
+    f"tests/{file}.py": group for group, files in _SHARED_SPARK.items() for file in files
 }
 # A run ends with its slowest group of tests, so that slow groups have to start first.
 _SLOW_GROUPS = (
-    *_SPARK_FILES,
+    *_SHARED_SPARK,
     "tests/exports/",
     "tests/cli/test_up.py",
     "tests/pipeline/",
@@ -59,7 +70,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         group = _find_group(item.nodeid)
         positions.setdefault(group, len(positions))
         uses_spark = "shared_session" in getattr(item, "fixturenames", ())
-        assert not uses_spark or group in _SPARK_FILES, f"{group} is missing in _SPARK_FILES"
+        assert not uses_spark or group in _SHARED_SPARK, f"{group} is missing in _SHARED_SPARK"
 
     def sort_key(item: pytest.Item) -> tuple[int, int, bool]:
         group = _find_group(item.nodeid)

@@ -1,4 +1,4 @@
-"""A broker, a pipeline on Spark and a sandboxed cloud, started once for all tests of a module."""
+"""A broker, a pipeline on Spark and a sandboxed cloud, started once for the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from tests.support import BrokerProcess
 _numbers = count()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def cloud() -> Iterator[Sandbox]:
     with Sandbox() as sandbox:
         yield sandbox
@@ -40,27 +40,27 @@ def _running_without_faults(
     cloud.clear_faults()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def kinesis(cloud: Sandbox) -> KinesisClient:
     session = boto3.Session("key", "secret", region_name="us-east-1")
     return session.client("kinesis", endpoint_url=cloud.url, config=Config())
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
     root = tmp_path_factory.mktemp("exports") / "root"
     with BrokerProcess(root, PENSTOCK_DEAD_LETTER_STREAM="dead-letters") as process:
         yield process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def pipeline(broker: BrokerProcess, cloud: Sandbox) -> Iterator[PipelineProcess]:
     address = f"127.0.0.1:{broker.port}"
     with PipelineProcess(broker.root, "--broker", address, **cloud.variables) as process:
         yield process
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="package")
 def client(broker: BrokerProcess, pipeline: PipelineProcess) -> Iterator[StreamManagerClient]:
     with StreamManagerClient(root=broker.root) as stream_manager_client:
         yield stream_manager_client

@@ -62,9 +62,22 @@ def s3(store: ObjectStore) -> S3Client:
 
 
 @pytest.fixture(scope="module")
+def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BrokerProcess]:
+    """Another broker than that of the package, since its pipeline uses the object store."""
+    with BrokerProcess(tmp_path_factory.mktemp("files") / "root") as process:
+        yield process
+
+
+@pytest.fixture(scope="module")
 def pipeline(broker: BrokerProcess, store: ObjectStore) -> Iterator[PipelineProcess]:
     with PipelineProcess(broker.root, **store.variables) as process:
         yield process
+
+
+@pytest.fixture(scope="module")
+def client(broker: BrokerProcess, pipeline: PipelineProcess) -> Iterator[StreamManagerClient]:
+    with StreamManagerClient(root=broker.root) as stream_manager_client:
+        yield stream_manager_client
 
 
 class Files(NamedTuple):

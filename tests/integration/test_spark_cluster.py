@@ -45,6 +45,8 @@ from tests.support import (
     wait_until,
 )
 
+pytestmark = pytest.mark.full
+
 SPARK_HOME = Path(pyspark.__path__[0])
 
 # Words in the command lines of processes.
@@ -241,7 +243,6 @@ def run_driver(cluster: Cluster, broker: BrokerProcess, directory: Path) -> dict
     return facts
 
 
-@pytest.mark.full
 def test_executors_read_and_write_streams(cluster: Cluster, tmp_path: Path) -> None:
     readings = [f"reading {number}" for number in range(100)]
     with (
@@ -371,7 +372,6 @@ def test_exports_survive_a_killed_executor_and_worker_and_end_cleanly(
     exports.check_log()
 
 
-@pytest.mark.full
 def test_pipeline_waits_for_cores_and_reports_a_missing_package(
     cluster: Cluster, exports: ClusterExports, directory: Path
 ) -> None:

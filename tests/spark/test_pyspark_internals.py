@@ -61,6 +61,7 @@ def test_java_is_started_with_an_optional_conf() -> None:
     assert all(each.default is None for each in parameters.values())
 
 
+@pytest.mark.full
 def test_adapter_starts_silences_and_ends_java(tmp_path: Path) -> None:
     home = java_home_for_spark(find_java(os.environ).home, {"XDG_CACHE_HOME": str(tmp_path)})
     finished = run_program(

@@ -1,10 +1,12 @@
 #!/bin/sh
-# Installs chromium with apt-get, if that is allowed. It always succeeds: without a browser, the tests
-# of the dashboard are skipped.
+# Installs Chromium without windows with apt-get, if that is allowed. It always succeeds: without a
+# browser, the tests of the dashboard are skipped.
+command -v chromium-headless-shell > /dev/null && exit 0
 command -v chromium > /dev/null && exit 0
 
 install() {
-    DEBIAN_FRONTEND=noninteractive $1 apt-get install --yes --no-install-recommends chromium
+    package=chromium-headless-shell
+    DEBIAN_FRONTEND=noninteractive $1 apt-get install --yes --no-install-recommends $package
 }
 
 if command -v apt-get > /dev/null; then
@@ -19,4 +21,4 @@ if command -v apt-get > /dev/null; then
     tail -n 3 "$log"
     rm -f "$log"
 fi
-echo "cannot install chromium: the tests of the dashboard in a browser are skipped"
+echo "cannot install chromium-headless-shell: the tests of the dashboard in a browser are skipped"
