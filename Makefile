@@ -14,10 +14,10 @@ BROWSER := $(VENV)/.browser
 # The tests start hundreds of programs. Without a bytecode cache, each would compile Penstock again.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Five workers for two cores, since some tests wait. One worker runs a group of tests, see tests/conftest.py.
-PYTEST := $(BIN)/pytest --durations 15 --numprocesses 5 --dist loadfile --no-loadscope-reorder
+# Four workers for two cores, since some tests wait. One worker runs a group of tests, see tests/conftest.py.
+PYTEST := $(BIN)/pytest --durations 15 --numprocesses 4 --dist loadfile --no-loadscope-reorder
 # `make test` guards every invariant. `make test-full` adds repetitions, older SDKs, further starts of
-# Spark and ten times as many Hypothesis examples.
+# Spark and twenty times as many Hypothesis examples.
 TEST := -m "not full" --hypothesis-profile test
 TEST_FULL := --hypothesis-profile full
 
@@ -69,10 +69,10 @@ style: $(INSTALLED)
 types: $(INSTALLED)
 	$(BIN)/mypy
 
-# mypy runs beside the tests. Collecting once first compiles the test modules for all workers.
+# mypy runs beside the tests. In a new clone, collecting once first compiles the test modules for all workers.
 test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks, and all tests but the `full` ones
 	@$(BIN)/mypy > $(VENV)/types.log 2>&1 & types=$$!; \
-	$(BIN)/pytest --collect-only -q > /dev/null; \
+	test -d tests/__pycache__ || $(BIN)/pytest --collect-only -q > /dev/null; \
 	$(PYTEST) $(TEST); tests=$$?; \
 	wait $$types; types=$$?; \
 	echo "$(BIN)/mypy"; cat $(VENV)/types.log; \
@@ -80,7 +80,7 @@ test: style $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks, and all tests but t
 
 coverage: $(SDKS) $(CLASSES) $(BROWSER) ## Measure the branch coverage of src by `make test`'s tests
 	$(BIN)/coverage erase
-	$(BIN)/coverage run -m pytest --numprocesses 5 --dist loadfile --no-loadscope-reorder $(TEST)
+	$(BIN)/coverage run -m pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder $(TEST)
 	$(BIN)/coverage combine --quiet
 	$(BIN)/coverage report
 
@@ -92,7 +92,7 @@ test-pythons: ## Run the fast tests with each of Python 3.11 to 3.14 on the PATH
 	@for version in $(PYTHONS); do \
 		echo "Python $$version"; \
 		$(MAKE) --no-print-directory install VENV=.pythons/$$version PYTHON=python$$version && \
-		.pythons/$$version/bin/pytest -q $(TEST) --numprocesses 5 --dist loadfile $(FAST_TESTS) || exit; \
+		.pythons/$$version/bin/pytest -q $(TEST) --numprocesses 4 --dist loadfile $(FAST_TESTS) || exit; \
 	done
 
 test-full: lint $(SDKS) $(CLASSES) $(BROWSER) ## Run all checks and tests, with repetitions, older SDKs and more examples

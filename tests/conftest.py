@@ -15,9 +15,11 @@ from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling  # type: ignore[import-untyped]
 
 # Hypothesis repeats its examples if CI is set, unless a profile says otherwise.
-settings.register_profile("test", deadline=None, print_blob=True, derandomize=False)
+settings.register_profile(
+    "test", max_examples=50, deadline=None, print_blob=True, derandomize=False
+)
 settings.load_profile("test")
-settings.register_profile("full", max_examples=10 * settings().max_examples)
+settings.register_profile("full", max_examples=1000)
 
 # Spark takes ten seconds to start, so that files share it: tests with a session run in two workers,
 # and most exports in one.

@@ -60,7 +60,8 @@ def firsts(payloads: list[bytes]) -> list[bytes]:
     return list(dict.fromkeys(payloads))
 
 
-@pytest.fixture(scope="module", autouse=True)
+# Once for the package, since tests of other files may run before the late test.
+@pytest.fixture(scope="package", autouse=True)
 def slow_batch(client: StreamManagerClient, cloud: Sandbox) -> tuple[str, float]:
     """A stream with an incomplete batch, and the time when the batch began."""
     config = HTTPConfig(
@@ -527,6 +528,7 @@ def backlog(
     return Backlog(broker, cloud, kinesis)
 
 
+@pytest.mark.full
 def test_no_message_is_lost_when_the_broker_is_killed(
     backlog: Backlog, broker: BrokerProcess
 ) -> None:
@@ -536,6 +538,7 @@ def test_no_message_is_lost_when_the_broker_is_killed(
     backlog.check_all_arrive(exported)
 
 
+@pytest.mark.full
 def test_no_message_is_lost_when_the_driver_is_killed(
     backlog: Backlog, pipeline: PipelineProcess
 ) -> None:

@@ -528,7 +528,7 @@ batches = st.lists(st.lists(st.integers(1, 700), min_size=1, max_size=4), min_si
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 @pytest.mark.parametrize("max_size", [1 << 20, 4096])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=settings().max_examples * 4 // 10)
 @given(batches=batches, data=st.data())
 def test_find_end_matches_the_sum_of_sizes(
     kind: str, max_size: int, batches: list[list[int]], data: st.DataObject
@@ -547,7 +547,7 @@ def test_find_end_matches_the_sum_of_sizes(
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=settings().max_examples * 4 // 10)
 @given(batches=batches, data=st.data())
 def test_read_stored_gives_the_same_messages_as_read(
     kind: str, batches: list[list[int]], data: st.DataObject
@@ -570,7 +570,7 @@ def test_read_stored_gives_the_same_messages_as_read(
 
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=settings().max_examples * 3 // 10)
 @given(batches=batches, data=st.data())
 def test_summaries_cover_only_segments_of_the_slice(
     kind: str, batches: list[list[int]], data: st.DataObject
@@ -698,7 +698,7 @@ def test_lost_messages_are_in_a_segment_of_size_zero(files: LogFiles) -> None:
 
 @pytest.mark.parametrize("kind", ["file", "memory"])
 @pytest.mark.parametrize("max_size", [1 << 20, 4096])
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=settings().max_examples * 4 // 10)
 @given(batches=batches, data=st.data())
 def test_size_of_matches_the_sum_of_sizes(
     kind: str, max_size: int, batches: list[list[int]], data: st.DataObject

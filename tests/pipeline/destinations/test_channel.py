@@ -303,7 +303,7 @@ class CrashingFiles(Files):
 
 
 # Each change is checked by reading files, which is slow.
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=settings().max_examples * 3 // 10)
 @given(data=st.data())
 def test_channel_has_each_message_once_after_any_crash(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 30), label="messages")
