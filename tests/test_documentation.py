@@ -15,8 +15,6 @@ from penstock.web.metrics_reference import metrics_page
 from tests.support import PENSTOCK, TIMEOUT_S, BrokerProcess, clean_environment
 
 PROJECT = Path(__file__).resolve().parents[1]
-# Pages whose examples are run.
-PAGES = ["README.md", pytest.param("docs/getting-started.md", marks=pytest.mark.full)]
 
 
 def test_settings_page_is_up_to_date() -> None:
@@ -34,7 +32,7 @@ def test_metrics_page_is_up_to_date() -> None:
     assert page == metrics_page(), "run `make reference`"
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
 def test_first_python_example_works_when_pasted_twice(page: str, tmp_path: Path) -> None:
     example = re.search(r"```python\n(.*?)```", (PROJECT / page).read_text(), re.DOTALL)
     assert example is not None
@@ -55,7 +53,7 @@ def test_first_python_example_works_when_pasted_twice(page: str, tmp_path: Path)
             assert "Traceback" not in pasted.stderr
 
 
-@pytest.mark.parametrize("page", PAGES)
+@pytest.mark.parametrize("page", ["README.md", "docs/getting-started.md"])
 def test_shell_lines_work(page: str, tmp_path: Path) -> None:
     lines = re.findall(
         r"^(penstock (?:status|append|read|env|tokens|verify)\b.*?)(?:  #.*)?$",

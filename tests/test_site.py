@@ -13,8 +13,6 @@ from playwright.sync_api import Request, expect
 from penstock import sdk
 from tests.web.browser import open_browser
 
-pytestmark = pytest.mark.full
-
 PROJECT = Path(__file__).resolve().parents[1]
 
 

@@ -89,14 +89,7 @@ def appended_to(up: Up, name: str) -> int:
     return sum(stream["newestSequenceNumber"] + 1 for stream in streams if stream["name"] == name)
 
 
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGTERM,
-        pytest.param(signal.SIGINT, marks=pytest.mark.full),
-        pytest.param(signal.SIGHUP, marks=pytest.mark.full),
-    ],
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_signal_stops_demo_devices_and_broker(demo: Up, number: signal.Signals) -> None:
     shown = demo.read_until("Ctrl-C")
     assert f'env --root {shlex.quote(str(demo.root))})"' in shown
@@ -118,7 +111,6 @@ def test_signal_stops_demo_devices_and_broker(demo: Up, number: signal.Signals) 
     assert has_ended(broker)
 
 
-@pytest.mark.full
 def test_nohup_survives_sighup(start: Callable[..., Up]) -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     up = start("--no-pipeline", "--demo")
@@ -191,7 +183,6 @@ def test_killed_broker_is_restarted_on_the_same_port(demo: Up) -> None:
     assert "Traceback" not in errors
 
 
-@pytest.mark.full
 def test_second_run_appends_to_the_same_streams(root: Path) -> None:
     counts = []
     for _ in range(2):
@@ -206,7 +197,6 @@ def test_second_run_appends_to_the_same_streams(root: Path) -> None:
     assert counts[1] > counts[0]
 
 
-@pytest.mark.full
 def test_no_streams_without_demo(root: Path) -> None:
     up = Up(root, "--no-pipeline", "--port", "0")
     shown = up.read_until("Ctrl-C")
@@ -247,7 +237,6 @@ def test_json_prints_the_variables_on_one_line(root: Path) -> None:
     assert all(json.loads(line) for line in errors.splitlines() if line.startswith("{"))
 
 
-@pytest.mark.full
 def test_taken_port_fails(root: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
@@ -289,7 +278,6 @@ def test_children_end_cleanly_when_up_is_killed(start: Callable[..., Up], root: 
     assert not (root / "broker.json").exists()
 
 
-@pytest.mark.full
 def test_closed_output_pipe_does_not_stop_it(root: Path) -> None:
     reader, writer = os.pipe()
     with subprocess.Popen(
@@ -312,7 +300,6 @@ def test_closed_output_pipe_does_not_stop_it(root: Path) -> None:
         assert up.wait(TIMEOUT_S) == 0
 
 
-@pytest.mark.full
 def test_sandbox_that_does_not_start_fails_with_the_reason(
     start: Callable[..., Up], tmp_path: Path
 ) -> None:
@@ -348,7 +335,6 @@ def test_signal_stops_it_while_a_program_is_not_ready(
     wait_until(lambda: not any(it.is_running() for it in children))
 
 
-@pytest.mark.full
 def test_missing_spark_runs_without_exports(start: Callable[..., Up], tmp_path: Path) -> None:
     hide_module(tmp_path, "pyspark")
     up = start()
@@ -383,7 +369,6 @@ def test_dead_pipeline_is_restarted_while_the_broker_keeps_running(
     assert up.end()[0] == 0
 
 
-@pytest.mark.full
 def test_summary_shows_the_destination_of_exports(start: Callable[..., Up], tmp_path: Path) -> None:
     (tmp_path / "pyspark.py").write_text("raise ImportError('broken on purpose')\n")
     up = start("--sandbox")
@@ -394,7 +379,6 @@ def test_summary_shows_the_destination_of_exports(start: Callable[..., Up], tmp_
     assert up.end()[0] == 0
 
 
-@pytest.mark.full
 def test_signal_stops_it_while_spark_starts(start: Callable[..., Up]) -> None:
     up = start()
     up.read_until("Ctrl-C")

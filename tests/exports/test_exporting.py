@@ -528,7 +528,6 @@ def backlog(
     return Backlog(broker, cloud, kinesis)
 
 
-@pytest.mark.full
 def test_no_message_is_lost_when_the_broker_is_killed(
     backlog: Backlog, broker: BrokerProcess
 ) -> None:
@@ -538,7 +537,6 @@ def test_no_message_is_lost_when_the_broker_is_killed(
     backlog.check_all_arrive(exported)
 
 
-@pytest.mark.full
 def test_no_message_is_lost_when_the_driver_is_killed(
     backlog: Backlog, pipeline: PipelineProcess
 ) -> None:

@@ -314,7 +314,6 @@ def kill_with_children(pipeline: PipelineProcess) -> None:
             child.kill()
 
 
-@pytest.mark.full
 def test_upload_continues_after_the_broker_is_killed(files: Files, broker: BrokerProcess) -> None:
     content = os.urandom(HUGE)
     number = files.upload(content, "huge")

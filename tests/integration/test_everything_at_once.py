@@ -149,7 +149,6 @@ def test_devices_append_exports_arrive_and_plots_advance(page: Page, farm: Farm)
     wait_until(lambda: farm.cloud.records("s3", "wind-farm"))
 
 
-@pytest.mark.full
 def test_pipeline_page_shows_tasks_and_a_link_to_the_spark_ui(page: Page) -> None:
     go(page, "/pipeline")
     pipeline = page.get_by_test_id("pipeline")
@@ -165,13 +164,11 @@ def test_pipeline_page_shows_tasks_and_a_link_to_the_spark_ui(page: Page) -> Non
     assert refused.value.code == 403
 
 
-@pytest.mark.full
 def test_camera_uploads_are_listed_as_tasks(page: Page) -> None:
     go(page, "/tasks")
     expect(page.get_by_text("success").first).to_be_visible(timeout=TIMEOUT_S * 1000)
 
 
-@pytest.mark.full
 def test_paused_export_stops_and_resumed_export_catches_up(page: Page, farm: Farm) -> None:
     export = export_of(page, "turbine-2")
     expect(page.get_by_test_id("messages")).to_contain_text("windSpeed")
@@ -200,7 +197,6 @@ def test_paused_export_stops_and_resumed_export_catches_up(page: Page, farm: Far
     wait_until(lambda: behind(export) < 30)
 
 
-@pytest.mark.full
 def test_outage_shows_as_lag_until_it_ends(page: Page, farm: Farm) -> None:
     export = export_of(page, "turbine-1")
     farm.cloud.set_fault("kinesis", status=503)
@@ -239,7 +235,6 @@ def test_pictures_are_taken_after_plots_have_filled(
     farm.cloud.set_fault("iotanalytics", status=503)
 
 
-@pytest.mark.full
 def test_killed_broker_and_pipeline_restart_without_losing_messages(
     page: Page, tab: Tab, farm: Farm
 ) -> None:

@@ -15,8 +15,6 @@ from penstock import __version__
 from penstock.distribution import DISTRIBUTION
 from tests.packaging.conftest import PROJECT, Archives
 
-pytestmark = pytest.mark.full
-
 PREFIX = f"{DISTRIBUTION.replace('-', '_')}-{__version__}"
 # Not in a source distribution: tools of a clone, and the site of the documentation.
 ONLY_IN_A_CLONE = (

@@ -7,15 +7,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from tests.support import clean_environment
 
 PROJECT = Path(__file__).resolve().parents[2]
 ROUNDS = 6
 
 
-@pytest.mark.full
 def test_short_soak_loses_nothing(tmp_path: Path) -> None:
     done = subprocess.run(
         [

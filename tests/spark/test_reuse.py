@@ -88,7 +88,6 @@ def test_filters_on_every_column_do_not_affect_later_queries(
     assert rows_of(frame) == messages
 
 
-@pytest.mark.full
 def test_several_filtered_scans_in_a_query_are_independent(
     spark: SparkSession, frame: DataFrame, messages: list[Row]
 ) -> None:
@@ -112,7 +111,6 @@ def test_several_filtered_scans_in_a_query_are_independent(
     assert spark.table("reused").count() == COUNT
 
 
-@pytest.mark.full
 def test_cached_frames_keep_their_own_rows(frame: DataFrame, messages: list[Row]) -> None:
     few = frame.where(FEW).cache()
     assert few.count() == 10

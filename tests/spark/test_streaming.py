@@ -30,7 +30,6 @@ def numbered(start: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, stop)]
 
 
-@pytest.mark.full
 def test_query_starts_at_latest_by_default(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
@@ -43,9 +42,7 @@ def test_query_starts_at_latest_by_default(
     assert batches.rows == messages_of(client, stream)[5:]
 
 
-@pytest.mark.parametrize(
-    "options", [{"via": "auto"}, pytest.param({"via": "wire"}, marks=pytest.mark.full)]
-)
+@pytest.mark.parametrize("options", [{"via": "auto"}, {"via": "wire"}])
 def test_query_reads_existing_and_new_messages(
     options: dict[str, str],
     create: Create,
@@ -63,7 +60,6 @@ def test_query_reads_existing_and_new_messages(
     assert batches.rows == messages_of(client, stream)
 
 
-@pytest.mark.full
 def test_query_reads_a_memory_stream(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
@@ -96,7 +92,6 @@ def test_trigger_is_limited_by_messages(
         assert found == list(range(count))
 
 
-@pytest.mark.full
 def test_trigger_is_limited_by_bytes(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
@@ -163,7 +158,7 @@ def test_query_continues_from_its_checkpoint(
     assert batches.numbers == list(range(15))
 
 
-@pytest.mark.parametrize("via", ["auto", pytest.param("wire", marks=pytest.mark.full)])
+@pytest.mark.parametrize("via", ["auto", "wire"])
 def test_query_survives_a_killed_broker(via: str, spark: SparkSession, tmp_path: Path) -> None:
     batches = Batches()
     with (
@@ -236,7 +231,6 @@ def test_recreated_stream_is_reported(
     assert [row.payload for row in batches.rows[3:]] == [b"new", b"newer", b"newest"]
 
 
-@pytest.mark.full
 def test_stream_deleted_during_a_query_fails_it(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
@@ -248,7 +242,6 @@ def test_stream_deleted_during_a_query_fails_it(
     assert "it was deleted after message 2 was read" in wait_for_failure(query)
 
 
-@pytest.mark.full
 def test_stream_removed_from_the_option_is_not_reported_as_deleted(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
@@ -301,7 +294,6 @@ def test_retention_during_a_query_fails_it(
     assert batches.numbers == [0, 1, 2, 3]
 
 
-@pytest.mark.full
 def test_retention_during_a_query_leaves_an_allowed_gap(
     small: str, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:
@@ -327,11 +319,7 @@ def test_retention_during_a_query_leaves_an_allowed_gap(
     [
         ({"stream": "*", "endingPosition": "5"}, "option endingPosition is for spark.read, not"),
         ({"stream": "nowhere"}, "the message stream 'nowhere' does not exist"),
-        pytest.param(
-            {"stream": "*", "maxBytesPerTrigger": "none"},
-            "option maxBytesPerTrigger is 'none'",
-            marks=pytest.mark.full,
-        ),
+        ({"stream": "*", "maxBytesPerTrigger": "none"}, "option maxBytesPerTrigger is 'none'"),
         ({"stream": "*", "startingPosition": json.dumps({"missing": 1})}, "names 'missing'"),
     ],
 )
@@ -350,7 +338,6 @@ def test_wrong_option_is_named(
     assert problem in failure
 
 
-@pytest.mark.full
 def test_start_after_the_end_is_refused(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:

@@ -208,7 +208,7 @@ def first_from(start: int) -> int:
     return next((number for number, time in enumerate(TIMES) if time >= start), len(TIMES))
 
 
-@pytest.mark.parametrize("via", ["files", pytest.param("wire", marks=pytest.mark.full)])
+@pytest.mark.parametrize("via", ["files", "wire"])
 def test_query_starts_at_the_first_message_of_the_time(
     via: str, stream_reader: Callable[..., PenstockStreamReader]
 ) -> None:

@@ -124,7 +124,6 @@ def test_empty_frame_appends_no_messages(
     assert payloads(client, stream) == []
 
 
-@pytest.mark.full
 def test_row_may_exceed_the_size_of_a_request(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
@@ -135,7 +134,6 @@ def test_row_may_exceed_the_size_of_a_request(
     assert payloads(client, stream) == [b"x" * 5_000_000]
 
 
-@pytest.mark.full
 def test_rows_may_exceed_the_size_of_a_stream(
     spark: SparkSession, save: Save, create: Create, client: StreamManagerClient
 ) -> None:
@@ -189,7 +187,6 @@ def test_create_stream_creates_the_stream_once(
     assert payloads(client, unique_name) == texts(3) * 2
 
 
-@pytest.mark.full
 def test_created_stream_overwrites_oldest_messages_by_default(
     spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
@@ -200,7 +197,6 @@ def test_created_stream_overwrites_oldest_messages_by_default(
     assert definition.max_size == 256 * MEBIBYTE
 
 
-@pytest.mark.full
 def test_concurrent_tasks_can_create_the_same_streams(
     spark: SparkSession, save: Save, client: StreamManagerClient, unique_name: str
 ) -> None:
@@ -421,7 +417,6 @@ def test_streaming_write_continues_from_its_checkpoint(
     assert payloads(client, stream) == texts(1500)
 
 
-@pytest.mark.full
 def test_streaming_write_creates_its_stream(
     inbox: Inbox, broker: BrokerProcess, client: StreamManagerClient, unique_name: str
 ) -> None:
@@ -464,7 +459,6 @@ def test_streaming_write_waits_for_a_restarting_broker(inbox: Inbox, tmp_path: P
             assert payloads(client, "s") == texts(20)
 
 
-@pytest.mark.full
 def test_complete_output_mode_is_refused(
     inbox: Inbox, create: Create, broker: BrokerProcess
 ) -> None:

@@ -227,7 +227,6 @@ def test_streams_are_listed_with_their_sizes(page: Page) -> None:
     expect(exported).to_contain_text("paused, 2 behind")
 
 
-@pytest.mark.full
 def test_streams_are_filtered_and_sorted(page: Page) -> None:
     go(page, "/streams")
     names = page.locator(".stream-name")
@@ -260,7 +259,6 @@ def test_streams_are_filtered_and_sorted(page: Page) -> None:
     expect(names.last).to_have_text("attacked")
 
 
-@pytest.mark.full
 def test_row_keeps_its_element_when_its_numbers_change(
     site_page: Page, site_client: StreamManagerClient
 ) -> None:
@@ -303,7 +301,6 @@ def test_messages_are_shown_as_text_json_and_hex(page: Page) -> None:
     expect(page.get_by_test_id("definition")).to_contain_text('"maxSize": 268435456')
 
 
-@pytest.mark.full
 def test_messages_can_be_paged_from_any_number(page: Page) -> None:
     go(page, "/streams/plain")
     numbers = page.locator(".message-number")
@@ -370,7 +367,6 @@ def test_untrusted_text_is_not_interpreted_as_html(page: Page) -> None:
     assert page.locator("main img, main script").count() == 0
 
 
-@pytest.mark.full
 def test_empty_pages_say_what_to_do(page: Page) -> None:
     go(page, "/tasks")
     expect(page.get_by_text("No tasks.")).to_be_visible()
@@ -382,13 +378,11 @@ def test_empty_pages_say_what_to_do(page: Page) -> None:
     _heading(page, "Page not found")
 
 
-@pytest.mark.full
 def test_missing_stream_is_reported(page: Page) -> None:
     go(page, f"/streams/{MISSING}")
     expect(page.get_by_role("alert").filter(has_text=MISSING)).to_be_visible()
 
 
-@pytest.mark.full
 def test_events_are_filtered_by_level_and_text(page: Page, dashboard: Dashboard) -> None:
     go(page, "/events")
     expect(page.get_by_test_id("events")).to_contain_text(dashboard.url)
@@ -425,7 +419,6 @@ def test_admin_pauses_and_resumes_an_export(
     assert not is_disabled()
 
 
-@pytest.mark.full
 def test_admin_rewinds_an_export(site_page: Page, site_client: StreamManagerClient) -> None:
     page = site_page
     _create_stream(site_client, "rewound", b"1", b"2")
@@ -602,7 +595,6 @@ def test_tasks_are_shown_with_their_assignments(
     expect(other).to_contain_text("ended")
 
 
-@pytest.mark.full
 def test_deliveries_are_listed_and_plotted_by_kind(pipeline_page: Page, task: TaskPeer) -> None:
     for _ in range(3):
         task.deliver("presses")
@@ -626,7 +618,6 @@ def test_deliveries_are_listed_and_plotted_by_kind(pipeline_page: Page, task: Ta
     take_picture(pipeline_page, "page-pipeline")
 
 
-@pytest.mark.full
 def test_deliveries_are_filtered_and_sorted_with_the_keyboard(
     pipeline_page: Page, task: TaskPeer
 ) -> None:
@@ -654,7 +645,6 @@ def test_deliveries_are_filtered_and_sorted_with_the_keyboard(
     _heading(pipeline_page, "camera")
 
 
-@pytest.mark.full
 def test_pipeline_fits_the_screen_of_a_phone(pipeline_page: Page, task: TaskPeer) -> None:
     task.deliver(LONG, **FAILED)
     append(task.connection, "presses", b"1")
@@ -671,7 +661,6 @@ def test_pipeline_fits_the_screen_of_a_phone(pipeline_page: Page, task: TaskPeer
     commit(task.connection, found)
 
 
-@pytest.mark.full
 def test_pipeline_is_shown_as_disconnected(pipeline_page: Page, edge: Site) -> None:
     pipeline = pipeline_page.get_by_test_id("pipeline")
     with edge.connect() as connection:
@@ -704,7 +693,6 @@ def test_token_sees_no_work_of_other_streams(browser: Browser, edge: Site, task:
 # Accessibility
 
 
-@pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_text_has_enough_contrast(page: Page, scheme: Any) -> None:
     page.emulate_media(color_scheme=scheme)
@@ -739,7 +727,6 @@ def _luminance(page: Page, name: str) -> float:
     return 0.2126 * red + 0.7152 * green + 0.0722 * blue
 
 
-@pytest.mark.full
 def test_theme_follows_the_system_until_the_user_chooses(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     assert _luminance(page, "--ground") < 0.1
@@ -756,7 +743,6 @@ def test_theme_follows_the_system_until_the_user_chooses(page: Page) -> None:
     assert _luminance(page, "--ground") > 0.9
 
 
-@pytest.mark.full
 def test_pages_fit_the_screen_of_a_phone(page: Page) -> None:
     page.set_viewport_size(PHONE)
     for route, heading in ROUTES.items():
@@ -852,7 +838,6 @@ def test_number_formats(page: Page) -> None:
         assert [text.replace("\u00a0", " ") for text in got] == list(values.values()), function
 
 
-@pytest.mark.full
 def test_history_has_gaps_and_drops_old_points(page: Page) -> None:
     columns = page.evaluate(
         """async () => {
@@ -925,7 +910,6 @@ def test_unavailable_broker_is_reported_until_it_returns(browser: Browser, tmp_p
         expect(page.get_by_test_id("tile-messages")).to_contain_text("51")
 
 
-@pytest.mark.full
 def test_unreadable_stream_is_listed_with_the_reason(browser: Browser, tmp_path: Path) -> None:
     root = tmp_path / "root"
     with Site(root) as site, site.connect() as client:
