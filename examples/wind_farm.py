@@ -24,7 +24,7 @@ import penstock.spark
 READING = "time double, windSpeed double, rotorSpeed double, powerKw double"
 WINDOW = "10 seconds"
 LATENESS = "30 seconds"  # how long a window stays open after its end
-STRONG_WIND = 11.0  # metres per second
+STRONG_WIND = 11.0  # meters per second
 
 
 def main() -> None:

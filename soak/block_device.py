@@ -139,7 +139,7 @@ class FuseFile:
             if operation in (_FORGET, _BATCH_FORGET, _INTERRUPT):
                 continue
             code, answer = self._answer(operation, request[_IN_HEADER.size : size])
-            # The kernel may have cancelled the request.
+            # The kernel may have canceled the request.
             with contextlib.suppress(OSError):
                 header = _OUT_HEADER.pack(_OUT_HEADER.size + len(answer), code, unique)
                 os.write(self._device, header + answer)

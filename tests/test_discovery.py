@@ -67,7 +67,7 @@ def test_address_file_is_for_its_owner_only(tmp_path: Path) -> None:
 
 
 def test_unknown_fields_of_an_address_are_ignored(tmp_path: Path) -> None:
-    (tmp_path / ADDRESS_FILE).write_text('{"pid":1,"host":"::1","port":2,"colour":"blue"}')
+    (tmp_path / ADDRESS_FILE).write_text('{"pid":1,"host":"::1","port":2,"color":"blue"}')
 
     with locked(tmp_path, 1):
         assert read_address(tmp_path) == Address(pid=1, host="::1", port=2)

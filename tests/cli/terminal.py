@@ -73,7 +73,7 @@ class Terminal:
 
     @property
     def frame(self) -> str:
-        """The last complete page, without colours."""
+        """The last complete page, without colors."""
         frames = re.findall(r"\x1b\[H(.*?)\x1b\[J", self.text, re.DOTALL)
         return re.sub(r"\x1b\[[\d;]*[mK]", "", frames[-1]) if frames else ""
 

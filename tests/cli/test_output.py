@@ -93,13 +93,13 @@ def test_printable_is_one_line_without_control_characters(text: str, shown: str)
 def test_line_is_cut_before_it_is_styled() -> None:
     line = Line("danger", {"fg": "red"})
 
-    assert line.paint(is_coloured=True, width=4) == "\x1b[31mdang\x1b[0m"
-    assert line.paint(is_coloured=True, width=0) == ""
-    assert line.paint(is_coloured=False) == "danger"
-    assert Line("calm").paint(is_coloured=True) == "calm"
+    assert line.paint(is_colored=True, width=4) == "\x1b[31mdang\x1b[0m"
+    assert line.paint(is_colored=True, width=0) == ""
+    assert line.paint(is_colored=False) == "danger"
+    assert Line("calm").paint(is_colored=True) == "calm"
 
 
-def test_lines_have_no_colours_without_a_terminal(
+def test_lines_have_no_colors_without_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     echo_lines([Line("danger", {"fg": "red"}), Line(""), Line("calm")])

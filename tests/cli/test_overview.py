@@ -68,7 +68,7 @@ def test_export_state_follows_from_the_status_without_a_reported_state(
     assert export_state(export(**fields)) == state
 
 
-def test_exports_are_ordered_and_coloured_by_state() -> None:
+def test_exports_are_ordered_and_colored_by_state() -> None:
     states = ["up-to-date", "unknown-state", "paused", "exporting", "due", "failing", "waiting"]
     exports = [export(identifier=f"e{place}", state=each) for place, each in enumerate(states)]
     lines = snapshot_lines(snapshot(1, stream("s", exports=exports)))[-len(states) :]

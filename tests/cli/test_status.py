@@ -275,13 +275,13 @@ def test_watch_continues_after_a_broker_restart(tmp_path: Path) -> None:
             assert terminal.wait() == 0
 
 
-@pytest.mark.parametrize(("variables", "is_coloured"), [({}, True), ({"NO_COLOR": "1"}, False)])
-def test_colours_are_used_unless_no_color_is_set(
-    broker: Reachable, variables: dict[str, str], is_coloured: bool
+@pytest.mark.parametrize(("variables", "is_colored"), [({}, True), ({"NO_COLOR": "1"}, False)])
+def test_colors_are_used_unless_no_color_is_set(
+    broker: Reachable, variables: dict[str, str], is_colored: bool
 ) -> None:
     with watch(broker, **variables) as terminal:
         wait_until(lambda: terminal.frame)
-        assert ("\x1b[33m" in terminal.text) is is_coloured
+        assert ("\x1b[33m" in terminal.text) is is_colored
 
 
 def test_watch_without_a_terminal_prints_each_refresh(

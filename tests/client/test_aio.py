@@ -349,7 +349,7 @@ def connection_of(client: AsyncStreamManagerClient) -> Any:
 
 
 @in_event_loop
-async def test_client_stays_usable_after_a_cancelled_tail(broker: BrokerProcess) -> None:
+async def test_client_stays_usable_after_a_canceled_tail(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         name = await new_stream(client)
         tail = client.tail(name)
@@ -361,7 +361,7 @@ async def test_client_stays_usable_after_a_cancelled_tail(broker: BrokerProcess)
         with pytest.raises(StopAsyncIteration):
             await anext(tail)
 
-        # The answer to the cancelled read arrives now, before the others.
+        # The answer to the canceled read arrives now, before the others.
         assert await client.append_message(name, b"0") == 0
         assert numbers_of([message async for message in client.read_all(name)]) == [0]
         assert not connection_of(client)._pending
@@ -378,11 +378,11 @@ async def test_deleted_stream_ends_its_tail(broker: BrokerProcess) -> None:
             await waiting
 
 
-# Cancelled calls and timeouts
+# Canceled calls and timeouts
 
 
 @in_event_loop
-async def test_cancelled_calls_do_not_affect_others(broker: BrokerProcess) -> None:
+async def test_canceled_calls_do_not_affect_others(broker: BrokerProcess) -> None:
     async with client_of(broker) as client:
         name = await new_stream(client)
         long_poll = ReadMessagesOptions(read_timeout_millis=60_000)
@@ -397,7 +397,7 @@ async def test_cancelled_calls_do_not_affect_others(broker: BrokerProcess) -> No
 
         numbers = [number for number in kept if isinstance(number, int)]
         assert len(numbers) == len(set(numbers)) >= 50
-        # Cancelled appends were already sent, so that the broker executed them.
+        # Canceled appends were already sent, so that the broker executed them.
         assert await client.append_message(name, b"x") == 100
 
 
@@ -1032,7 +1032,7 @@ async def test_close_ends_calls_that_wait_for_a_connection() -> None:
 
 
 @in_event_loop
-async def test_call_cancelled_while_connecting_causes_no_warning() -> None:
+async def test_call_canceled_while_connecting_causes_no_warning() -> None:
     async with serving(AsyncPeer.wait_for_close) as endpoint:
         client = AsyncStreamManagerClient(
             "127.0.0.1", endpoint.port, request_timeout=0.5, reconnect_timeout=0

@@ -278,12 +278,12 @@ async def test_unexpected_answers_are_ignored() -> None:
 
 
 @in_event_loop
-async def test_late_answer_to_a_cancelled_call_is_ignored() -> None:
+async def test_late_answer_to_a_canceled_call_is_ignored() -> None:
     async def script(peer: AsyncPeer) -> None:
         await peer.accept_handshake()
-        cancelled = await peer.receive()
+        canceled = await peer.receive()
         second = await peer.receive()
-        peer.answer(cancelled, streams=["late"])
+        peer.answer(canceled, streams=["late"])
         peer.answer(second, streams=["in time"])
         await peer.wait_for_close()
 
@@ -322,7 +322,7 @@ async def test_timed_out_call_says_that_it_may_have_been_executed() -> None:
 
 
 @in_event_loop
-async def test_cancelled_call_without_an_answer_is_removed_after_its_timeout() -> None:
+async def test_canceled_call_without_an_answer_is_removed_after_its_timeout() -> None:
     async def script(peer: AsyncPeer) -> None:
         await peer.accept_handshake()
         await peer.wait_for_close()
@@ -505,7 +505,7 @@ async def test_request_without_room_before_its_timeout_is_not_sent() -> None:
         await wait_until_blocked(connection)
         with pytest.raises(NotSentError, match="did not accept the request in time"):
             await connection.send((APPEND,), 0.02)
-        # A cancelled request is not sent either, and does not block the requests behind it.
+        # A canceled request is not sent either, and does not block the requests behind it.
         waiting = [asyncio.create_task(send(connection, APPEND)) for _ in range(3)]
         await asyncio.sleep(0)
         waiting[0].cancel()

@@ -358,7 +358,7 @@ def test_unreadable_token_counts_as_empty(machine_root: Path, token: bytes | Non
     [
         ("hots = 'h'", "there is no setting client.hots; did you mean host?"),
         ("unixsocket = 'h'", "there is no setting client.unixsocket; did you mean unix_socket?"),
-        ("colour = 'h'", "there is no setting client.colour"),
+        ("color = 'h'", "there is no setting client.color"),
         ("port = 'x'\nprot = 1", "there is no setting client.prot; did you mean port?"),
     ],
 )

@@ -107,7 +107,7 @@ def test_concurrent_verifications_of_a_token_share_one_request() -> None:
         waiting = [asyncio.create_task(verifier.verify("a")) for _ in range(3)]
         while not nucleus.validated:
             await asyncio.sleep(0)
-        # The first caller, which started the request, is cancelled.
+        # The first caller, which started the request, is canceled.
         waiting[0].cancel()
         nucleus.may_answer.set()
         assert [access.role for access in await asyncio.gather(*waiting[1:])] == [Role.admin] * 2

@@ -288,7 +288,7 @@ def test_maps_and_tuples_are_accepted_for_objects_and_lists() -> None:
 
 
 def test_values_of_a_server_are_accepted_outside_of_limits() -> None:
-    plain = with_export("kinesis", batchSize=9_999_999, colour="blue") | {"maxSize": 1, "more": 2}
+    plain = with_export("kinesis", batchSize=9_999_999, color="blue") | {"maxSize": 1, "more": 2}
 
     found = from_server(plain, MessageStreamDefinition)
 

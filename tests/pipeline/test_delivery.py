@@ -30,7 +30,7 @@ from penstock.pipeline.destinations.destination import (
 from tests.support import TIMEOUT_S, running
 
 # The result of a call with these numbers: an answer, or an error that is raised.
-Behaviour = Callable[[Sequence[int]], CallResult | Exception]
+Behavior = Callable[[Sequence[int]], CallResult | Exception]
 
 
 class ManualClock(StopSignal):
@@ -59,7 +59,7 @@ class ManualClock(StopSignal):
 class FakeDestination(Destination):
     def __init__(
         self,
-        behave: Behaviour = lambda _: CallResult(),
+        behave: Behavior = lambda _: CallResult(),
         max_messages: int | None = 10,
         malformed: Mapping[int, str] | None = None,
         pause: float = 0.0,
@@ -92,7 +92,7 @@ class FakeDestination(Destination):
         return self._pause
 
 
-def in_turn(*outcomes: CallResult | Exception) -> Behaviour:
+def in_turn(*outcomes: CallResult | Exception) -> Behavior:
     """Returns these results in turn, and then successes."""
     remaining = iter(outcomes)
     return lambda _: next(remaining, CallResult())

@@ -163,7 +163,7 @@ def test_streams_have_separate_positions(
     assert found == {(sealed, 998), (sealed, 999), (other, 0), (other, 1), (other, 2)}
 
 
-def test_min_partitions_is_honoured_and_order_is_kept(sealed: str, read: Read) -> None:
+def test_min_partitions_is_honored_and_order_is_kept(sealed: str, read: Read) -> None:
     frame = read(sealed, minPartitions=7)
     assert frame.rdd.getNumPartitions() >= 7
     assert numbers_of(frame) == list(range(1000))

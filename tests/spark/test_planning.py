@@ -158,7 +158,7 @@ def test_large_segment_is_divided_between_cores() -> None:
     st.integers(1, 100),
     st.integers(1, 8),
 )
-def test_min_partitions_is_honoured(
+def test_min_partitions_is_honored(
     sizes: list[tuple[int, int]], min_partitions: int, cores: int
 ) -> None:
     pieces = [
@@ -176,7 +176,7 @@ def test_few_messages_are_divided_into_single_messages() -> None:
     assert len(tasks) == 4
 
 
-def test_min_partitions_is_honoured_with_small_segments() -> None:
+def test_min_partitions_is_honored_with_small_segments() -> None:
     segments = [segment(n * 10, n * 10 + 10, 6000) for n in range(10)]
     tasks = plan_tasks(PLACE, plan(segments, 0, 100), 6, 2)
     assert len(tasks) >= 6

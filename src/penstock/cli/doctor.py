@@ -12,7 +12,7 @@ from penstock.cli.checks.check import Check, CheckFinding, State, run
 from penstock.cli.checks.context import CheckContext
 from penstock.cli.checks.destinations import check_destinations
 from penstock.cli.main import FAILED, json_option
-from penstock.cli.output import echo_json, uses_colour
+from penstock.cli.output import echo_json, uses_color
 from penstock.cli.target import BrokerTarget, target_options
 
 CHECKS: dict[str, Check] = {
@@ -56,11 +56,11 @@ def _examine(context: CheckContext) -> Iterator[CheckFinding]:
 
 
 def _print(findings: Sequence[CheckFinding]) -> None:
-    is_coloured = uses_colour()
+    is_colored = uses_color()
     width = max(len(finding.name) for finding in findings)
     for finding in findings:
         mark = f"{finding.state:<4}"
-        if is_coloured:
+        if is_colored:
             mark = click.style(mark, **_STYLES[finding.state])
         click.echo(f"{mark}  {finding.name:<{width}}  {finding.found}")
         if finding.mend:

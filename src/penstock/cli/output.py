@@ -1,4 +1,4 @@
-"""Output of commands: tables, coloured lines, JSON."""
+"""Output of commands: tables, colored lines, JSON."""
 
 from __future__ import annotations
 
@@ -67,20 +67,20 @@ def printable(text: str) -> str:
 
 
 class Line(NamedTuple):
-    """A line of text with a style: keywords of `click.style`, used on colour terminals."""
+    """A line of text with a style: keywords of `click.style`, used on color terminals."""
 
     text: str
     style: Mapping[str, Any] = {}
 
-    def paint(self, is_coloured: bool, width: int | None = None) -> str:
+    def paint(self, is_colored: bool, width: int | None = None) -> str:
         text = self.text[:width]
-        return click.style(text, **self.style) if is_coloured and self.style and text else text
+        return click.style(text, **self.style) if is_colored and self.style and text else text
 
 
 def echo_lines(lines: Iterable[Line]) -> None:
-    is_coloured = uses_colour()
-    click.echo("\n".join(line.paint(is_coloured) for line in lines))
+    is_colored = uses_color()
+    click.echo("\n".join(line.paint(is_colored) for line in lines))
 
 
-def uses_colour() -> bool:
+def uses_color() -> bool:
     return sys.stdout.isatty() and not os.environ.get("NO_COLOR")

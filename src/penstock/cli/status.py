@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import click
 
 from penstock.cli.main import UNREACHABLE, Failure, json_option
-from penstock.cli.output import Line, echo_json, echo_lines, printable, uses_colour
+from penstock.cli.output import Line, echo_json, echo_lines, printable, uses_color
 from penstock.cli.overview import (
     ALARM,
     DIM,
@@ -168,12 +168,12 @@ def _view_lines(view: View, height: int | None = None) -> list[Line]:
 
 def _watch_on_screen(client: StreamManagerClient, view: View, interval: float) -> None:
     due = time.monotonic() + interval
-    is_coloured = uses_colour()
+    is_colored = uses_color()
     with Screen() as screen:
         while True:
             width, height = screen.size
             lines = screen_lines(view, interval, width, height)
-            screen.draw([line.paint(is_coloured, width) for line in lines])
+            screen.draw([line.paint(is_colored, width) for line in lines])
             event = screen.wait(max(due - time.monotonic(), 0))
             if event is ScreenEvent.end:
                 return

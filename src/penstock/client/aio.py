@@ -268,7 +268,7 @@ class AsyncStreamManagerClient(ClientBase):
             raise ClientException("the client is closed: create a new one")
         if self._connecting is None or self._connecting.done():
             self._connecting = asyncio.create_task(self._reconnect(reconnect_timeout))
-            # Retrieves the exception, in case all waiting callers were cancelled.
+            # Retrieves the exception, in case all waiting callers were canceled.
             self._connecting.add_done_callback(lambda task: task.cancelled() or task.exception())
         connecting = self._connecting
         await asyncio.wait((connecting,))

@@ -71,7 +71,7 @@ class ComponentTokens:
             pending = asyncio.create_task(self._nucleus.validate(secret))
             self._pending[digest] = pending
             pending.add_done_callback(lambda _: self._pending.pop(digest, None))
-        # A cancelled caller must not cancel the request of other callers.
+        # A canceled caller must not cancel the request of other callers.
         return await asyncio.shield(pending)
 
     def _add_to_cache(self, digest: bytes) -> None:
