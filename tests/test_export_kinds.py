@@ -1,9 +1,12 @@
-"""Every kind of exports is in all tables by kind."""
+"""Every kind of export is in all tables by kind."""
 
 from __future__ import annotations
 
+from types import ModuleType
+
 import pytest
 
+from penstock import model, sdk
 from penstock.cli.checks.destinations import ROUTE_OF_KIND
 from penstock.cli.definition_flags import EXPORT_FLAGS
 from penstock.model import ExportDefinition
@@ -19,6 +22,13 @@ MESSAGE_KINDS = KINDS - {S3_TASK_EXECUTOR}
 
 def test_each_kind_has_a_configuration() -> None:
     assert set(CONFIG_OF_KIND) == KINDS
+
+
+@pytest.mark.parametrize("package", [model, sdk])
+def test_each_configuration_is_a_public_name(package: ModuleType) -> None:
+    for config_type in CONFIG_OF_KIND.values():
+        assert getattr(package, config_type.__name__) is config_type
+        assert config_type.__name__ in package.__all__
 
 
 def test_each_kind_of_messages_has_a_destination() -> None:

@@ -132,7 +132,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = True
     sync_interval_ms: Annotated[
-        int, _doc("the sync interval of streams without flush on write", ge=10, le=3_600_000)
+        int,
+        _doc(
+            "the interval at which the broker syncs the segments of all streams",
+            ge=10,
+            le=3_600_000,
+        ),
     ] = 1000
     export_gather_ms: Annotated[
         int,

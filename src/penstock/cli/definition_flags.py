@@ -56,7 +56,7 @@ def _check_uri(uri: str) -> None:
         raise ValueError(f"{uri!r}: expected a URI that begins with http:// or https://")
 
 
-# One for each kind of exports, in the order of the help.
+# One for each kind of export, in the order of the help.
 EXPORT_FLAGS = (
     _ExportFlag("--kinesis", "kinesis", "ID=STREAM", "a Kinesis data stream"),
     _ExportFlag("--iot-analytics", "iot_analytics", "ID=CHANNEL", "an IoT Analytics channel"),

@@ -237,7 +237,7 @@ class ExportDefinition(Value):
                 yield kind, config
 
 
-# The kind of exports of S3 tasks, which are uploads of files. All others export messages.
+# The kind of export for S3 tasks, which are uploads of files. All others export messages.
 S3_TASK_EXECUTOR = "s3_task_executor"
 
 

@@ -1,7 +1,7 @@
-"""The file system of the store. Only this module writes, syncs or removes its files.
+"""The file system of the store.
 
-All other modules take a `Disk`, so that tests can pass one that fills up, fails, or loses unsynced
-data.
+All writes and syncs of segments, the journal and the progress log use a `Disk`, so that tests can
+pass one that fills up, fails, or loses unsynced data. SQLite and salvage write their own files.
 """
 
 from __future__ import annotations

@@ -117,7 +117,7 @@ def _aws_route(kind: str, _export: ExportConfig, environment: Mapping[str, str])
     return Route(kind, f"{host.format(region=region)}.{domain}", 443)
 
 
-# The function that finds the route of an export, for each kind of exports.
+# The function that finds the route of an export, for each kind of export.
 ROUTE_OF_KIND: dict[str, Callable[[str, ExportConfig, Mapping[str, str]], Route | None]] = {
     "http": _http_route,
     "iot_analytics": _no_route,
