@@ -768,6 +768,18 @@ async def test_failed_retry_says_that_the_append_may_be_stored(
 
 
 @in_event_loop
+async def test_failed_retry_of_a_read_raises_the_connection_error(killable: BrokerProcess) -> None:
+    async with client_of(killable, reconnect_timeout=0.05) as client:
+        with frozen(killable):
+            listing = asyncio.create_task(client.list_streams())
+            await wait_until_async(lambda: len(connection_of(client)._pending) == 1)
+            await asyncio.sleep(0)
+            killable.kill()
+            with pytest.raises(ConnectionRefusedError):
+                await listing
+
+
+@in_event_loop
 async def test_unsent_appends_are_sent_over_the_next_connection() -> None:
     payloads: list[bytes] = []
 

@@ -254,7 +254,7 @@ class AsyncStreamManagerClient(ClientBase):
             except ConnectionLostException as lost:
                 error = lost
             except (ClientException, OSError) as reason:
-                if is_unanswered:
+                if is_unanswered and not call.may_repeat:
                     # The server may have executed the request, which only the first error says.
                     raise error from reason
                 raise
