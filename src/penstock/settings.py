@@ -120,8 +120,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         LoopbackAccess,
         _doc(
             "the dashboard data for programs on this machine without a token: `none`; "
-            "`statistics`, without messages and S3 tasks; `messages`, all data; changes always "
-            "need a token"
+            "`statistics`, without messages and S3 tasks; `messages`, all data; changes need a "
+            "token; without effect if `authenticate_client` is false"
         ),
     ] = LoopbackAccess.STATISTICS
     spark_page: Annotated[
@@ -143,7 +143,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int,
         _doc(
             "how long messages are gathered before they are exported; exports of priority 1 to 3, "
-            "full batches and the first message after a pause are exported at once",
+            "full batches and the first message after an idle time of this length are exported at "
+            "once",
             ge=0,
             le=60_000,
         ),
@@ -224,7 +225,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     max_unsent_response_bytes: Annotated[
         int,
         _doc(
-            "the memory of all connections for large answers that are unfinished or unsent; a "
+            "the memory of all connections for large responses that are incomplete or unsent; a "
             "read that does not fit returns fewer messages, or waits",
             ge=1024 * 1024,
             le=1 << 40,
@@ -233,7 +234,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     unsent_response_timeout_ms: Annotated[
         int,
         _doc(
-            "a connection is closed if its client reads no byte of a pending answer for this time",
+            "a connection is closed if its client reads no byte of a pending response for this "
+            "time",
             ge=1000,
             le=3_600_000,
         ),
@@ -242,7 +244,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         int, _doc("the timeout of the handshake of a client", ge=100, le=600_000)
     ] = 10_000
     stop_timeout_ms: Annotated[
-        int, _doc("how long a stop waits for clients to read their answers", ge=0, le=600_000)
+        int, _doc("how long a stop waits for clients to read their responses", ge=0, le=600_000)
     ] = 5_000
 
     @property

@@ -17,7 +17,8 @@ variable counts as not set. The broker does not start with a value that is not a
 
 The table `[client]` of the same file is for clients and commands: `host`, `port`, `unix_socket`,
 `token`, `tls_ca` ([the cookbook](cookbook.md#connecting) explains when each is used). The broker
-ignores it.
+ignores it. Clients and commands also read the variables `STREAM_MANAGER_SERVER_HOST`,
+`STREAM_MANAGER_SERVER_PORT`, `AWS_CONTAINER_AUTHORIZATION_TOKEN` and `PENSTOCK_TLS_CA`.
 
 ```toml
 root = "/var/lib/penstock"              # settings are at the top, outside of tables

@@ -127,7 +127,8 @@ def wind_farm(broker: BrokerProcess, *flags: str) -> Iterator[subprocess.Popen[s
     try:
         yield process
         output, _ = process.communicate(timeout=TIMEOUT_S)
-        assert (process.returncode, output) == (0, "")
+        assert process.returncode == 0, output
+        assert output == ""
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)

@@ -161,4 +161,4 @@ def test_extra_is_installed_with_the_suggested_requirement(
     # pip needs no index for the installed distribution, only for the missing packages.
     installation.install(requirement("web"))
 
-    installation.run_python("import starlette, penstock.web.server")
+    installation.run_python("import starlette, penstock.web.web_server")

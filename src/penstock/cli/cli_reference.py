@@ -20,10 +20,11 @@ are for people and may change. This page is generated from the commands (`make d
 Commands look for the broker in this order, as the Python client does:
 
 1. the options `--root`, `--host` and `--port`, or `--unix-socket`
-2. the environment variables
+2. `STREAM_MANAGER_SERVER_HOST` and `STREAM_MANAGER_SERVER_PORT`
 3. the table `[client]` of `penstock.toml`
-4. the broker of the root that is set, or of `~/.penstock`
-5. 127.0.0.1:8088
+4. the broker of `STREAM_MANAGER_STORE_ROOT_DIR`, or of `root` in `penstock.toml`. If one of them is
+   set and no broker serves this root, the command fails
+5. the broker of `~/.penstock`, or 127.0.0.1:8088
 
 The token comes from `AWS_CONTAINER_AUTHORIZATION_TOKEN`, from `penstock.toml`, or from the file
 `token` in the broker's root, if you may read it. [The cookbook](cookbook.md#connecting) has the

@@ -156,7 +156,7 @@ _OPTIONS = (
         "stream_segment_size",
         metavar="SIZE",
         callback=_parsed(parse_size),
-        help="Size of a segment, the unit in which messages are dropped (new streams: 16MiB).",
+        help="Size of a segment, the unit in which messages are evicted (new streams: 16MiB).",
     ),
     click.option(
         "--ttl",
