@@ -368,7 +368,10 @@ def test_no_false_alarms_beside_a_store_in_use(tmp_path: Path, define: Define) -
     for thread in threads:
         thread.start()
     try:
-        reports = [Verification(tmp_path).run() for _ in range(8)]
+        reports = []
+        # At least until retention has dropped a segment, which takes long on a busy machine.
+        while len(reports) < 8 or not log.oldest:
+            reports.append(Verification(tmp_path).run())
     finally:
         is_over.set()
         for thread in threads:
@@ -376,7 +379,6 @@ def test_no_false_alarms_beside_a_store_in_use(tmp_path: Path, define: Define) -
     store.close()
     assert all(report.is_served for report in reports)
     assert [report for report in reports if report.has_damage] == []
-    assert log.oldest > 0
     assert not verify(tmp_path).has_damage
 
 
