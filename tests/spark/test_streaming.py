@@ -30,6 +30,25 @@ def numbered(start: int, stop: int) -> list[bytes]:
     return [b"%d" % number for number in range(start, stop)]
 
 
+def test_query_adds_no_variables_to_the_source(
+    create: Create, read_stream: ReadStream, spark: SparkSession, tmp_path: Path
+) -> None:
+    """An added variable breaks a query that serializes the source's variables meanwhile."""
+
+    def names_of_variables() -> set[str]:
+        sources = spark._jsparkSession.sessionState().dataSourceManager()
+        return set(sources.lookupDataSource("penstock").dataSourceCls().envVars())
+
+    names = names_of_variables()
+    with running(
+        read_stream(create()), tmp_path / "checkpoint", Batches(), availableNow=True
+    ) as query:
+        wait_until(lambda: not query.isActive)
+    assert names_of_variables() == names
+    # Other functions do not get the variables.
+    assert "SPARK_LOCAL_DIRS" not in spark.sparkContext.environment
+
+
 def test_query_starts_at_latest_by_default(
     create: Create, read_stream: ReadStream, client: StreamManagerClient, tmp_path: Path
 ) -> None:

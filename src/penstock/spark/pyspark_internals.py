@@ -1,4 +1,4 @@
-"""The private members of PySpark that the Spark connector uses.
+"""The private members of PySpark that the Spark connector uses, and a workaround for a race.
 
 Each function states why no public function serves. `tests/spark/test_pyspark_internals.py` checks
 the members against the installed PySpark.
@@ -6,7 +6,22 @@ the members against the installed PySpark.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from pyspark import SparkConf, SparkContext
+
+# The pipeline does not use Spark SQL.
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.datasource import DataSource
+
+# The variables that Spark adds to a source when a streaming query starts. It replaces these values.
+_QUERY_VARIABLES = {
+    "SPARK_AUTH_SOCKET_TIMEOUT": "",
+    "SPARK_BUFFER_SIZE": "",
+    "SPARK_LOCAL_DIRS": "",
+    "SPARK_PYTHON_RUNTIME": "PYTHON_WORKER",
+}
 
 
 def start_java(conf: SparkConf | None = None) -> None:
@@ -42,3 +57,21 @@ def silence_accumulator_server(spark: SparkContext) -> None:
 
 def _ignore(*_: object) -> None:
     pass
+
+
+def register_source(spark: SparkSession, source: type[DataSource]) -> None:
+    """Registers a source whose streaming queries can start at the same time.
+
+    All queries of a source share one map of environment variables. Spark adds variables to this map
+    when a streaming query starts. If another query serializes the map at that moment, its tasks
+    fail with `OptionalDataException`. So the variables are added before: replacing the value of an
+    existing key is safe. `tests/spark/test_streaming.py` fails if Spark adds other variables.
+    """
+    environment = spark.sparkContext.environment
+    added = {name: _QUERY_VARIABLES[name] for name in _QUERY_VARIABLES.keys() - environment.keys()}
+    environment.update(added)
+    try:
+        spark.dataSource.register(source)
+    finally:
+        for name in added:
+            del environment[name]

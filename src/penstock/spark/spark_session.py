@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.class_archive import ClassArchive
 from penstock.spark.java import find_java, java_home_for_spark
-from penstock.spark.pyspark_internals import start_java
+from penstock.spark.pyspark_internals import register_source, start_java
 from penstock.spark.python import worker_python
 
 _LOOPBACK = "127.0.0.1"
@@ -89,7 +89,7 @@ def register(spark: SparkSession) -> None:
         if SparkSession.getActiveSession() is not spark:
             # Sources are registered in the active session; this activates the session.
             spark.createDataFrame([], SCHEMA)
-        spark.dataSource.register(PenstockDataSource)
+        register_source(spark, PenstockDataSource)
         spark.conf.set(_REGISTERED, "true")
 
 
