@@ -367,7 +367,7 @@ def test_no_false_alarms_beside_a_store_in_use(tmp_path: Path, define: Define) -
     threads = [threading.Thread(target=work), threading.Thread(target=use)]
     for thread in threads:
         thread.start()
-    reports = []
+    reports: list[VerificationReport] = []
     try:
         # At least until retention has dropped a segment, which takes long on a busy machine.
         while len(reports) < 8 or not log.oldest:
