@@ -300,6 +300,38 @@ def test_closed_output_pipe_does_not_stop_it(root: Path) -> None:
         assert up.wait(TIMEOUT_S) == 0
 
 
+def test_broker_killed_as_soon_as_it_is_ready_is_restarted(
+    start: Callable[..., Up], tmp_path: Path
+) -> None:
+    killed = tmp_path / "killed"
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, pathlib, signal, sys\n"
+        f"killed = pathlib.Path({str(killed)!r})\n"
+        "class Output:\n"
+        "    def __getattr__(self, name):\n"
+        "        return getattr(sys.__stdout__, name)\n"
+        "    def write(self, text):\n"
+        "        sys.__stdout__.write(text)\n"
+        "        sys.__stdout__.flush()\n"
+        "        if text.startswith('penstock ready'):\n"
+        "            killed.touch()\n"
+        "            os.kill(os.getpid(), signal.SIGKILL)\n"
+        "if 'serve' in sys.orig_argv and not killed.exists():\n"
+        "    sys.stdout = Output()\n"
+    )
+    up = start("--no-pipeline")
+
+    up.read_until("Ctrl-C")
+
+    assert killed.exists()
+    with up.connect() as client:
+        client.call(Operation.Statistics)
+    up.process.terminate()
+    code, errors = up.end()
+    assert code == 0
+    assert "the broker ended (SIGKILL); restarting it in" in errors
+
+
 def test_sandbox_that_does_not_start_fails_with_the_reason(
     start: Callable[..., Up], tmp_path: Path
 ) -> None:

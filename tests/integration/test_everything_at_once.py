@@ -19,7 +19,7 @@ import pytest
 from playwright.sync_api import Browser, Locator, Page, expect
 
 from penstock import StreamManagerClient
-from penstock.cli.credentials import dashboard_link
+from penstock.cli.credentials import dashboard_link, require_address
 from penstock.discovery import is_served
 from penstock.model.statistics import ExportStatistics
 from penstock.sandbox.client import SandboxClient
@@ -57,7 +57,8 @@ class Farm:
         self.cloud = SandboxClient(line.split()[-1])
         # The demo injects no outages while a service has a fault. No export calls this service.
         self.cloud.set_fault("iotanalytics", status=503)
-        self.link = dashboard_link(Settings(root=str(root)))
+        settings = Settings(root=str(root))
+        self.link = dashboard_link(settings, require_address(settings))
 
     def arrived(self) -> set[bytes]:
         return set(self.cloud.payloads("kinesis", "wind-farm"))

@@ -45,7 +45,8 @@ def env(root: str | None, as_json: bool, config: Path | None) -> None:
     \b
       eval "$(penstock env)"    sets them in this shell
     """
-    variables = client_variables(settings_from(config, root=root))
+    settings = settings_from(config, root=root)
+    variables = client_variables(settings, require_address(settings))
     if as_json:
         echo_json(variables)
         return
@@ -64,7 +65,7 @@ def dashboard(root: str | None, as_json: bool, config: Path | None) -> None:
     browser.
     """
     settings = settings_from(config, root=root)
-    link = dashboard_link(settings)
+    link = dashboard_link(settings, require_address(settings))
     if link is None:
         raise Failure(
             f"the broker of {settings.root} has no dashboard: start it with --http-port, or set "
@@ -77,9 +78,8 @@ def dashboard(root: str | None, as_json: bool, config: Path | None) -> None:
         click.echo(link)
 
 
-def dashboard_link(settings: Settings) -> str | None:
+def dashboard_link(settings: Settings, address: Address) -> str | None:
     """The link with the token in it; None if the broker has no dashboard."""
-    address = require_address(settings)
     if address.http_url is None:
         return None
     if not address.authenticate_client:
@@ -88,8 +88,7 @@ def dashboard_link(settings: Settings) -> str | None:
     return f"{address.http_url}#token={_read_token(settings)}"
 
 
-def client_variables(settings: Settings) -> dict[str, str]:
-    address = require_address(settings)
+def client_variables(settings: Settings, address: Address) -> dict[str, str]:
     # The SDKs do not support TLS: they use the plain listener if there is one.
     variables = {
         "STREAM_MANAGER_SERVER_HOST": "127.0.0.1" if address.local_port else address.local_host,
@@ -109,11 +108,15 @@ def _read_token(settings: Settings) -> str:
         ) from None
 
 
-def require_address(settings: Settings) -> Address:
+def find_address(settings: Settings) -> Address | None:
     try:
-        address = read_address(settings.root_path)
+        return read_address(settings.root_path)
     except (OSError, ValueError) as error:
         raise Failure(f"{settings.root_path / ADDRESS_FILE} cannot be read: {error}") from None
+
+
+def require_address(settings: Settings) -> Address:
+    address = find_address(settings)
     if address is None:
         raise Failure(
             f"no broker serves {settings.root}: start one with "

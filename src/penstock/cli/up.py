@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import click
 
 from penstock.broker.logs import LineRelay, log_uncaught, set_up_logs
-from penstock.cli.credentials import client_variables, dashboard_link, require_address
+from penstock.cli.credentials import client_variables, dashboard_link, find_address
 from penstock.cli.main import (
     DEFAULT_HTTP_PORT,
     Failure,
@@ -34,6 +34,7 @@ from penstock.cli.supervision import SupervisedProgram
 from penstock.demo.camera import CAMERA_STREAMS
 from penstock.demo.demo import run_demo
 from penstock.demo.devices import STREAMS
+from penstock.discovery import Address
 from penstock.distribution import how_to_install
 from penstock.sandbox.client import SandboxClient
 from penstock.settings import LoopbackAccess, Settings, variables_of
@@ -106,11 +107,11 @@ def up(
             _start_pipeline(programs, settings, config, as_json, variables)
         if cloud is not None:
             cloud.wait(is_over)
-        broker.wait(is_over)
+        address = broker.wait(is_over)
         if as_json:
-            try_echo(json.dumps({**client_variables(settings), **variables}))
+            try_echo(json.dumps({**client_variables(settings, address), **variables}))
         else:
-            try_echo(_summary(settings, demo, has_pipeline, variables))
+            try_echo(_summary(settings, address, demo, has_pipeline, variables))
         if demo:
             client = cloud.client if cloud is not None else None
             arguments = (settings.root_path, is_over, client)
@@ -130,11 +131,17 @@ def _watch(programs: list[SupervisedProgram], is_over: threading.Event) -> None:
     """Restarts programs that end, until `is_over` is set."""
     while not is_over.wait(_POLL_SECONDS):
         for program in programs:
-            event = program.poll()
-            if event and event.startswith("the "):
-                logger.warning("%s", event)
-            elif event:
-                try_echo(event)
+            if ready := _poll(program):
+                try_echo(ready)
+
+
+def _poll(program: SupervisedProgram) -> str | None:
+    """Restarts a program that has ended. Returns its ready line when it is ready again."""
+    event = program.poll()
+    if event and event.startswith("the "):
+        logger.warning("%s", event)
+        return None
+    return event
 
 
 def _stop_signals() -> list[signal.Signals]:
@@ -219,15 +226,21 @@ class _BrokerProgram:
         self._program.start()
         programs.append(self._program)
 
-    def wait(self, is_over: threading.Event) -> None:
-        """Waits until the broker is ready, and prints its address."""
+    def wait(self, is_over: threading.Event) -> Address:
+        """Waits until the broker is ready, prints its address and returns it."""
         ready = _wait_for(self._program, is_over)
         self._port = int(ready.rpartition(":")[2])
+        # The broker may end as soon as it is ready, for example by a kill.
+        while (address := find_address(self._settings)) is None:
+            if is_over.wait(_POLL_SECONDS):
+                raise click.exceptions.Exit
+            _poll(self._program)
         try_echo(ready)
-        url = require_address(self._settings).http_url
+        url = address.http_url
         if url is not None:
             self._http_port = urlsplit(url).port
             try_echo(f"penstock dashboard {url}")
+        return address
 
     def _command(self) -> list[str]:
         http = () if self._http_port is None else ("--http-port", str(self._http_port))
@@ -282,10 +295,14 @@ def _has_spark() -> bool:
 
 
 def _summary(
-    settings: Settings, is_demo: bool, has_pipeline: bool, cloud: Mapping[str, str]
+    settings: Settings,
+    address: Address,
+    is_demo: bool,
+    has_pipeline: bool,
+    cloud: Mapping[str, str],
 ) -> str:
     here = f"--root {shlex.quote(settings.root)}"
-    link = dashboard_link(settings)
+    link = dashboard_link(settings, address)
     lines: list[tuple[str, str]] = []
     if link is not None:
         # Only the demo prints the link with the token, because many people may read a log.
