@@ -13,8 +13,10 @@ from pathlib import Path
 import pyspark
 import pytest
 from pyspark import SparkContext
+from pyspark.sql.datasource import DataSource
 
 from penstock.spark.java import find_java, java_home_for_spark
+from penstock.spark.pyspark_internals import register_source
 from tests.support import QUICK_JAVA, TIMEOUT_S, clean_environment, run_program
 
 # Sends nothing to the accumulator server and closes the connection, which is an error for the
@@ -82,3 +84,25 @@ def test_adapter_starts_silences_and_ends_java(tmp_path: Path) -> None:
     ]
     # Only the error before the server was silenced.
     assert finished.stderr.count("Exception occurred during processing") == 1
+
+
+class _ConnectSession:
+    """The members of a Spark Connect session that a registration uses. It has no sparkContext."""
+
+    def __init__(self) -> None:
+        self.registered: list[type[DataSource]] = []
+
+    @property
+    def dataSource(self) -> _ConnectSession:  # noqa: N802 - Spark's
+        return self
+
+    def register(self, source: type[DataSource]) -> None:
+        self.registered.append(source)
+
+
+def test_source_is_registered_in_a_session_without_a_context() -> None:
+    session = _ConnectSession()
+
+    register_source(session, DataSource)  # type: ignore[arg-type] # a session of Spark Connect
+
+    assert session.registered == [DataSource]

@@ -1,7 +1,7 @@
-"""The private members of PySpark that the Spark connector uses, and a workaround for a race.
+"""Uses of PySpark's internals: private members, and a workaround for a race in Spark.
 
-Each function states why no public function serves. `tests/spark/test_pyspark_internals.py` checks
-the members against the installed PySpark.
+Each function states its reason. `tests/spark/test_pyspark_internals.py` checks the members against
+the installed PySpark.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ def register_source(spark: SparkSession, source: type[DataSource]) -> None:
     fail with `OptionalDataException`. So the variables are added before: replacing the value of an
     existing key is safe. `tests/spark/test_streaming.py` fails if Spark adds other variables.
     """
-    environment = spark.sparkContext.environment
+    # A session of Spark Connect has no context. Its server makes the map.
+    context = getattr(spark, "sparkContext", None)
+    environment = {} if context is None else context.environment
     added = {name: _QUERY_VARIABLES[name] for name in _QUERY_VARIABLES.keys() - environment.keys()}
     environment.update(added)
     try:
